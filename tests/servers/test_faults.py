@@ -497,11 +497,11 @@ def test_what_a_server_answered_before_the_deadline_cut_it_short_is_named(clock)
         def answer(self, path, body, headers):
             self.num_calls += 1
             clock.skipped = 0.0 if self.num_calls < 3 else 30.0
-            return 500 + self.num_calls, {}  # of several that were not cut short, the last is named
+            return 501 + self.num_calls, {}  # of several that were not cut short, the last is named
 
     with serving(SlowingDown()) as url:
         connection = Connection(url, retry_policy=RetryPolicy(deadline=30.0))
-        with pytest.raises(ServerError, match=r": .* \(before: status 502\); the deadline of 30 s is over"):
+        with pytest.raises(ServerError, match=r": .* \(before: status 503\); the deadline of 30 s is over"):
             connection.post("/", {}, lambda answer, name: answer)
 
 
