@@ -188,6 +188,7 @@ class AdaFuseConfig:
             ValueError: a field is out of its range, there is no such preset, field or option, or they do not go
                 together.
         """
+        _check_mapping(values)
         name = values.get("preset")
         named = {field: value for field, value in values.items() if field != "preset"}
         if name is None:
@@ -205,8 +206,9 @@ class AdaFuseConfig:
         known = [one.name for one in fields(cls)]
         given = {name: value for name, value in values.items() if name in known}
         options = {name: value for name, value in values.items() if name not in known}
-        if options:
-            given["method_options"] = {**(given.get("method_options") or {}), **options}
+        beside = given.get("method_options")
+        if options and (beside is None or isinstance(beside, Mapping)):  # else it is refused
+            given["method_options"] = {**(beside or {}), **options}
         return cls(**given)
 
     def changed(self, values: Mapping[str, Any]) -> AdaFuseConfig:
@@ -217,7 +219,11 @@ class AdaFuseConfig:
             values (`dict`): the new fields and options, as [`AdaFuseConfig.from_dict`] reads them, without `preset`.
                 Fields that have no use beside them become the defaults. Where `values` names another method, all other
                 fields and options become the defaults.
+
+        Raises:
+            ValueError: as of [`AdaFuseConfig.from_dict`].
         """
+        _check_mapping(values)
         named = with_new_names(values, self.method)
         is_other, is_old = named.get("method", self.method) != self.method, "fusion" in values
         if is_other and not is_old:
@@ -257,7 +263,13 @@ class AdaFuseConfig:
         settings = found.get("adafuse_config", found) if isinstance(found, Mapping) else None
         if not isinstance(settings, Mapping):
             raise ValueError(f"{rule}, but {os.fspath(path)!r} has no JSON object of them. Write one.")
-        return cls.from_dict(settings), list(found.get("members") or [])
+        members = found.get("members")
+        if members is not None and not (isinstance(members, list) and all(isinstance(one, str) for one in members)):
+            raise ValueError(
+                f"`members` must be a list of names in the file {os.fspath(path)!r}, but is {members!r}. Put each name "
+                "in the list, or leave it out."
+            )
+        return cls.from_dict(settings), members or []
 
     @classmethod
     def coerce(
@@ -299,6 +311,15 @@ class AdaFuseConfig:
 def is_file(value: Any) -> bool:
     """Whether settings are given by the name of a file in JSON."""
     return isinstance(value, os.PathLike) or (isinstance(value, str) and value.endswith(".json"))
+
+
+def _check_mapping(values: Any) -> None:
+    """Raises `ValueError` where settings are no dict."""
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"`adafuse_config` must be a dict of fields and options, but is {values!r}. Name each of them, like "
+            '{"num_branches": 1}.'
+        )
 
 
 def _plain_number(value: Any) -> Any:

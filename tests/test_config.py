@@ -271,6 +271,41 @@ def test_anything_else_is_refused(value):
     assert f", but is {value!r}. " in str(error.value)
 
 
+@pytest.mark.parametrize("value", [None, 5, "robust", [1], [("max_words", 1)]], ids=repr)
+def test_settings_that_are_no_dict_are_refused(value):
+    for read in (AdaFuseConfig.from_dict, AdaFuseConfig.robust().changed):
+        with pytest.raises(ValueError, match=r"^`adafuse_config` must be a dict of fields and options, ") as error:
+            read(value)
+        _assert_form(str(error.value), "adafuse_config", value)
+
+
+@pytest.mark.parametrize("value", [5, 0, "x", "", [1], [], True, False], ids=repr)
+@pytest.mark.parametrize("beside", [{"method": "words", "mean": "root"}, {"preset": "robust"}, {"horizon": True}, {}])
+def test_options_that_are_no_dict_are_refused_beside_others_too(tmp_path, beside, value):
+    given = {**beside, "method_options": value}
+    path = tmp_path / "adafuse.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    for read, values in [
+        (AdaFuseConfig.from_dict, given),
+        (AdaFuseConfig.from_file, path),
+        (AdaFuseConfig.robust().changed, {"method_options": value}),
+    ]:
+        with pytest.raises(ValueError, match=r"^`method_options` must be a dict, ") as error:
+            read(values)
+        _assert_form(str(error.value), "method_options", value)
+
+
+@pytest.mark.parametrize("members", [5, "llama", "", [1], {"a": 1}, False], ids=repr)
+def test_the_members_of_a_file_are_a_list_of_names(tmp_path, members):
+    path = tmp_path / "adafuse.json"
+    path.write_text(json.dumps({"adafuse_config": {}, "members": members}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^`members` must be a list of names in the file ") as error:
+        AdaFuseConfig.from_file(path)
+    _assert_form(str(error.value), "members", members)
+    path.write_text(json.dumps({"adafuse_config": {}, "members": None}), encoding="utf-8")
+    assert AdaFuseConfig.from_file(path) == (AdaFuseConfig(), [])
+
+
 def test_a_peer_has_its_options_beside_the_fields():
     values = {"method": "sweetspan", "num_words": 2, "max_word_tokens": 5}
     config = AdaFuseConfig.from_dict(values)
@@ -401,6 +436,14 @@ WRONG_OPTIONS = [
     *[("adafuse", "horizon", value) for value in ("true", None, 0, 1, [])],
     *[("adafuse", "length_exponent", value) for value in (-0.1, 11, math.nan, math.inf, -math.inf, "1", None, True)],
     *[("adafuse", "length_exponent", value) for value in (1e308, 10**400)],
+    # No float holds 10**400. With a learning rate beyond 200 the logits of DeePEn overflow.
+    *[("deepen", "learning_rate", value) for value in (-0.1, math.inf, 101, 1e308, 10**400)],
+    *[("deepen", "num_steps", value) for value in (0, 1.0, 10**400)],
+    *[
+        (method, name, 10**400)
+        for method, name in [("specfuse", "learning_rate"), ("anchor", "beta"), ("gac", "threshold")]
+    ],
+    *[(method, name, 10**400) for method, name in [("unite", "top_k"), ("sweetspan", "filter_ratio")]],
 ]
 
 

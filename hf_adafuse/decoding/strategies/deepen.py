@@ -16,6 +16,9 @@ from .token_strategy import NextToken, TokenStrategy, ranked
 
 # Tokens of the main model that are on record and may be committed where the first ones have no text.
 _MOST_TRIED = 10
+# The largest `learning_rate`. At 100 a step of AdamW, whose weight decay is 0.01, takes away all of a logit. Beyond 200
+# the logits grow with every step, and overflow.
+_MOST_RATE = 100
 
 
 @dataclass
@@ -33,7 +36,7 @@ class DeePEn(TokenStrategy):
     5 seconds from a step.
 
     Args:
-        learning_rate (`float`, *optional*, defaults to 0.15): the size of a step of the search.
+        learning_rate (`float`, *optional*, defaults to 0.15): the size of a step of the search, at most 100.
         num_steps (`int`, *optional*, defaults to 5): the number of steps of the search.
         num_anchors (`int`, *optional*): how many tokens that all vocabularies share are anchors. `None`: all of them,
             or as many as keep each table below 1 GB.
@@ -46,7 +49,7 @@ class DeePEn(TokenStrategy):
     is_retokenized = True
 
     def __post_init__(self) -> None:
-        check_number("learning_rate", self.learning_rate, 0)
+        check_number("learning_rate", self.learning_rate, 0, _MOST_RATE)
         check_number("num_steps", self.num_steps, 1, is_integer=True)
         if self.num_anchors is not None:
             check_number("num_anchors", self.num_anchors, 1, is_integer=True)

@@ -7,6 +7,7 @@ options, as `adafuse_config={"method": name, ...}` has them; `config` is given t
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -291,7 +292,7 @@ def check_number(name: str, value: Any, least: float, most: float = math.inf, *,
     """
     kind = "a whole number" if is_integer else "a number"
     is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most or math.isinf(value):
+    if not is_number or not least <= value <= min(most, sys.float_info.max):
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
         raise ValueError(f"`{name}` must be {kind} {bounds}, but is {value!r}. Leave it out for the default.")
 
