@@ -27,6 +27,7 @@ from .call.answering import BATCHES_A_CALL, Answer, answer_each
 from .call.batch_columns import column_names, column_values, with_columns
 from .config import AdaFuseConfig
 from .decoding.strategies.registry import make_strategy
+from .decoding.strategies.strategy import check_switch
 from .ensemble import AdaFuseEnsemble, check_members, names_of
 from .members.structured import read_structured
 from .members.templates import PromptTemplate
@@ -115,13 +116,15 @@ class AdaFusePredictor:
         **options: Any,
     ) -> None:
         check_members(members)
+        check_switch("chat", chat)
+        check_switch("lazy", lazy)
         _check_number("max_new_tokens", max_new_tokens, 1)
         _check_number("batch_size", batch_size, 1)
         _check_number("seed", seed, 0)
         for name, column in [("prompt_column", prompt_column), ("output_column", output_column)]:
             if not isinstance(column, str) or not column:
                 raise ValueError(f"`{name}` must be the name of a column, but is {column!r}. Give its name.")
-        if on_error not in ("record", "raise"):
+        if not (isinstance(on_error, str) and on_error in ("record", "raise")):
             raise ValueError(f'`on_error` must be "record" or "raise", but is {on_error!r}. Choose one of the two.')
         self._members = list(members)
         self._config = _checked(adafuse_config)

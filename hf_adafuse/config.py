@@ -138,12 +138,12 @@ class AdaFuseConfig:
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        values = {one.name: _plain_number(getattr(self, one.name)) for one in fields(self)}
+        values = {one.name: _pythons_own(getattr(self, one.name)) for one in fields(self)}
         options, weights = values["method_options"], values["model_weights"]
         if options is None or isinstance(options, Mapping):
-            values["method_options"] = {name: _plain_number(value) for name, value in (options or {}).items()}
+            values["method_options"] = {name: _pythons_own(value) for name, value in (options or {}).items()}
         if hasattr(weights, "__iter__") and not isinstance(weights, (str, bytes, Mapping)):
-            values["model_weights"] = tuple(map(_plain_number, weights))
+            values["model_weights"] = tuple(map(_pythons_own, weights))
         for name, value in values.items():
             object.__setattr__(self, name, value)
         check(self)
@@ -188,7 +188,7 @@ class AdaFuseConfig:
             ValueError: a field is out of its range, there is no such preset, field or option, or they do not go
                 together.
         """
-        _check_mapping(values)
+        values = _as_dict(values)
         name = values.get("preset")
         named = {field: value for field, value in values.items() if field != "preset"}
         if name is None:
@@ -223,7 +223,7 @@ class AdaFuseConfig:
         Raises:
             ValueError: as of [`AdaFuseConfig.from_dict`].
         """
-        _check_mapping(values)
+        values = _as_dict(values)
         named = with_new_names(values, self.method)
         is_other, is_old = named.get("method", self.method) != self.method, "fusion" in values
         if is_other and not is_old:
@@ -254,6 +254,8 @@ class AdaFuseConfig:
             ValueError: it cannot be read, or holds no settings.
         """
         rule = "`adafuse_config` must be a file in JSON that holds settings"
+        if not isinstance(path, (str, os.PathLike)):
+            raise ValueError(f"{rule}, but is {path!r}. Give its name.")
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
@@ -313,19 +315,21 @@ def is_file(value: Any) -> bool:
     return isinstance(value, os.PathLike) or (isinstance(value, str) and value.endswith(".json"))
 
 
-def _check_mapping(values: Any) -> None:
-    """Raises `ValueError` where settings are no dict."""
+def _as_dict(values: Any) -> dict[Any, Any]:
+    """Settings by name, with Python's own numbers. Raises `ValueError` where they are no dict."""
     if not isinstance(values, Mapping):
         raise ValueError(
             f"`adafuse_config` must be a dict of fields and options, but is {values!r}. Name each of them, like "
             '{"num_branches": 1}.'
         )
+    return {name: _pythons_own(value) for name, value in values.items()}
 
 
-def _plain_number(value: Any) -> Any:
-    """A number of another library's types, like numpy's and torch's, as Python's own. Anything else stays as it is."""
-    if getattr(value, "shape", None) == ():  # one value of an array or tensor
-        value = value.item()
+def _pythons_own(value: Any) -> Any:
+    """A number of another library's types, like numpy's and torch's, as Python's own, and an array as a list. Anything
+    else stays as it is."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -14,7 +14,7 @@ import torch
 from transformers import BatchEncoding
 from transformers.utils import logging
 
-from .call.arguments import member_handles, resolve_handles
+from .call.arguments import check_callback, check_time, member_handles, resolve_handles
 from .call.planning import planning
 from .call.sampling import requested_sampling
 from .call.score import read_answers, score_call
@@ -31,6 +31,8 @@ from .members.thinking import thinking_format
 from .members.thoughts import ThinkingError, check_chat_arguments, thinking_inputs
 from .members.tools import Offer, with_tools
 from .rounds.round_lists import AdaFuseRoundsBatch
+from .servers.served_model import ServedModel
+from .trees.adapters import AdaptedModel
 from .trees.model_call import device_of
 
 logger = logging.get_logger(__name__)
@@ -136,19 +138,27 @@ class AdaFuseEnsemble:
             AdaFuseDecodingError: a member failed.
         """
         check_switch("chat", chat)
-        others = {"template_kwargs": template_kwargs, "tools": tools, "tool_choice": tool_choice}
-        check_chat_arguments(chat, thinking, max_thinking_tokens, **others)
+        others = {"tools": tools, "tool_choice": tool_choice}
+        check_chat_arguments(chat, thinking, max_thinking_tokens, template_kwargs, **others)
         members = self._members_of(kwargs)
         tokenizers = [member.tokenizer for member in members]
         if not chat:
+            if isinstance(inputs, torch.Tensor) and inputs.dim() != 2:
+                shape = tuple(inputs.shape)
+                raise ValueError(
+                    f"`inputs` must be ids of shape (batch_size, sequence_length), but is of shape {shape}. Pass "
+                    "`ids[None]` for one prompt."
+                )
             if inputs is None or isinstance(inputs, torch.Tensor):
                 return self.model.generate(inputs, **kwargs)
-            if not isinstance(inputs, Mapping):
+            if isinstance(inputs, Mapping):
+                _check_encoded(inputs, kwargs)
+            else:
                 inputs = self._encode(inputs, False, tokenizers)
             return self.model.generate(**{**self._placed(inputs), **kwargs})
         variables = dict(template_kwargs or {})
         chats = as_chats(inputs)
-        offer = None if tools is None and tool_choice is None else Offer.of(tools or [], tool_choice)
+        offer = Offer.of(tools, tool_choice)
         if offer is not None:
             if kwargs.get("structured") is not None:
                 raise ValueError("`structured` must be left out with `tools`, but is given. Drop one of the two.")
@@ -158,10 +168,10 @@ class AdaFuseEnsemble:
         chats = [with_tools(chat, offer, offer is None or takes_system(tokenizers)) for chat in chats]
         if thinking != "off" and any(map(thinking_format, tokenizers)):
             self._check_settings(chats, members, kwargs, variables)
-        sampling, max_time = self._sampling_of(kwargs), self._setting_of(kwargs, "max_time")
+        sampling, max_time = self._sampling_of(kwargs), check_time(self._setting_of(kwargs, "max_time"))
         end = math.inf if max_time is None else time.monotonic() + max_time
         try:
-            made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, end, **variables)
+            made, thoughts = thinking_inputs(chats, members, thinking, max_thinking_tokens, sampling, end, variables)
         except ThinkingError as error:
             texts, sequences = [""] * len(chats), [list[int]() for _ in chats]
             raise AdaFuseDecodingError(error.member, error.reason, 0, texts, sequences) from (error.__cause__ or error)
@@ -177,7 +187,7 @@ class AdaFuseEnsemble:
 
         kwargs = {**self._placed(made), **kwargs}
         if kwargs.get("on_answer") is not None:
-            kwargs["on_answer"] = _after(finish, kwargs["on_answer"])
+            kwargs["on_answer"] = _after(finish, check_callback("on_answer", kwargs["on_answer"]))
         output = self.model.generate(**kwargs)
         rows = getattr(output, "rounds", [])
         for row, rounds in enumerate(rows):
@@ -207,7 +217,8 @@ class AdaFuseEnsemble:
             [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has a `text` and a `finish_reason`, prints as
             a trace, and makes a page by `to_html()`.
         """
-        rounds: AdaFuseRoundsBatch = self.output(prompts if kwargs.get("chat") else _as_texts(prompts), **kwargs).rounds
+        inputs = prompts if kwargs.get("chat") is True else _as_texts(prompts)
+        rounds: AdaFuseRoundsBatch = self.output(inputs, **kwargs).rounds
         return rounds
 
     def output(self, inputs: Any = None, **kwargs: Any) -> Any:
@@ -228,6 +239,11 @@ class AdaFuseEnsemble:
             raise ValueError(
                 "`adafuse_config` must be settings where rounds are asked for, but is False. Pass settings or True, or "
                 "call `generate()`, which returns the ids of the main model alone."
+            )
+        if kwargs.get("return_dict_in_generate", True) is not True:
+            raise ValueError(
+                "`return_dict_in_generate` must be True where rounds are asked for, but is "
+                f"{kwargs['return_dict_in_generate']!r}. Leave it out, or call `generate()`, which returns ids."
             )
         settings = {
             "pad_token_id": padding_id(self._members_of(kwargs)[0].tokenizer),
@@ -282,6 +298,7 @@ class AdaFuseEnsemble:
         """
         check_switch("chat", chat)
         check_switch("ends", ends)
+        check_callback("on_scores", on_scores)
         chats: list[Any] = as_chats(prompts) if chat else _as_texts(prompts)
         rows = read_answers(answers, len(chats), ends)
         encoded = thinking_inputs(chats, self.handles, "off")[0] if chat else text_inputs(chats, self.tokenizers)
@@ -314,6 +331,7 @@ class AdaFuseEnsemble:
             `BatchEncoding`: `input_ids` and `attention_mask` of shape `(batch_size, sequence_length)` for the main
             model, and `assistant_inputs`, a list of the same for each assistant.
         """
+        check_switch("chat", chat)
         return self._encode(prompts, chat, self.tokenizers)
 
     @functools.cached_property
@@ -327,7 +345,7 @@ class AdaFuseEnsemble:
         """Raises what a call that cannot be made raises, before members think. Nothing is run."""
         if self.model._adafuse_arguments(kwargs, kwargs.get("generation_config")) is None:
             return
-        made = self._placed(thinking_inputs(chats, members, "off", **variables)[0])
+        made = self._placed(thinking_inputs(chats, members, "off", template_kwargs=variables)[0])
         with planning(), torch.random.fork_rng(devices=()):
             self.model.generate(**{**made, **kwargs, "streamer": None})  # a streamer would be told the prompt
 
@@ -377,6 +395,15 @@ def _after(finish: Callable[[int, Any], None], on_answer: Callable[[int, Any], A
     return tell
 
 
+def _check_encoded(inputs: Mapping[Any, Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where encoded prompts are none."""
+    if not {"input_ids", "inputs_embeds"}.intersection([*inputs, *kwargs]):
+        raise ValueError(
+            f"`inputs` must be prompts, or have their `input_ids`, but has {list(inputs)}. Pass texts, or what "
+            "`encode()` returns."
+        )
+
+
 def as_chats(prompts: Any) -> list[Any]:
     """
     Prompts as conversations: a text is a user's message.
@@ -390,25 +417,30 @@ def as_chats(prompts: Any) -> list[Any]:
     if isinstance(prompts, (list, tuple)) and prompts and isinstance(prompts[0], Mapping):
         prompts = [prompts]
     chats = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in _as_list(prompts)]
-    wrong = next((one for one in chats if not isinstance(one, (list, tuple))), None)
-    if wrong is not None:
-        raise ValueError(f"`prompts` must be texts or conversations, but hold {wrong!r}. Pass a list of messages.")
-    messages = [message for chat in chats for message in chat]
-    wrong = next((one for one in messages if not (isinstance(one, Mapping) and "role" in one)), None)
-    if wrong is not None:
-        raise ValueError(
-            f"`prompts` must be of messages with a `role`, but hold {wrong!r}. "
-            'A message is {"role": ..., "content": ...}.'
-        )
+    for chat in chats:
+        if not isinstance(chat, (list, tuple)):
+            raise ValueError(f"`prompts` must be texts or conversations, but hold {chat!r}. Pass a list of messages.")
+        for message in chat:
+            if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+                raise ValueError(
+                    f"`prompts` must be of messages with a `role`, but hold {message!r}. "
+                    'A message is {"role": ..., "content": ...}.'
+                )
+            if not isinstance(message.get("tool_calls"), (list, tuple, type(None))):
+                raise ValueError(
+                    f"`tool_calls` of a message must be a list, but is {message['tool_calls']!r}. Put the calls in one."
+                )
     return chats
 
 
 def _as_texts(prompts: Any) -> list[str]:
     texts = _as_list(prompts)
-    wrong = next((one for one in texts if not isinstance(one, str)), None)
-    if wrong is not None:
-        advice = "Pass `chat=True`." if isinstance(wrong, (list, tuple, Mapping)) else "Pass texts."
-        raise ValueError(f"`prompts` must be texts, but hold {wrong!r}. {advice}")
+    for one in texts:
+        if not isinstance(one, str):
+            parts = one if isinstance(one, (list, tuple)) else [one]
+            is_chat = any(isinstance(part, Mapping) for part in parts)
+            advice = "Pass `chat=True`." if is_chat else "Pass texts."
+            raise ValueError(f"`prompts` must be texts, but hold {one!r}. {advice}")
     return texts
 
 
@@ -418,6 +450,7 @@ def _as_list(prompts: Any) -> list[Any]:
     # A column of a dataset or of a table is a sequence, too.
     is_sequence = hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
     is_sequence = is_sequence and not isinstance(prompts, (Mapping, bytes)) and not hasattr(prompts, "columns")
+    is_sequence = is_sequence and getattr(prompts, "ndim", 1) > 0  # one value of an array has no length
     if not is_sequence or not len(prompts):
         raise ValueError(f"`prompts` must be a text or a list of texts, but is {prompts!r}. Pass texts.")
     return list(prompts)
@@ -430,9 +463,21 @@ def names_of(members: Sequence[Any]) -> list[str]:
 
 
 def check_members(members: Any) -> None:
-    """Raises `ValueError` where they are no list of at least one."""
+    """Raises `ValueError` where they are no list of at least one, or one is neither a model, nor the name of one, nor
+    one of these with a tokenizer."""
     if isinstance(members, str) or not isinstance(members, Sequence) or not members:
         raise ValueError(f"`members` must be a list of at least one model, but is {members!r}. Put them in a list.")
+    for index, member in enumerate(members):
+        is_pair = isinstance(member, (tuple, list))
+        model = member[0] if is_pair and len(member) == 2 else member
+        # A tuple in a pair is a model with the name of an adapter.
+        kinds = (str, os.PathLike, torch.nn.Module, ServedModel, AdaptedModel, *((tuple,) if is_pair else ()))
+        if (is_pair and len(member) != 2) or not isinstance(model, kinds):
+            shown = f"of {len(member)} parts" if is_pair and len(member) != 2 else repr(model)
+            raise ValueError(
+                f"`members[{index}]` must be a model, its Hub name, a folder or a server, or a pair of one of these "
+                f"and a tokenizer, but is {shown}. Write `model` or `(model, tokenizer)`."
+            )
 
 
 def _pair(index: int, member: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:

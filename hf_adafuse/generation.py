@@ -16,7 +16,9 @@ from .call.arguments import (
     ARGUMENTS,
     EnsembleArguments,
     EnsembleSpec,
+    check_time,
     ensemble_arguments,
+    is_left_out,
     make_ensemble,
     resolve_handles,
 )
@@ -139,11 +141,13 @@ class AdaFuseGenerationMixin(GenerationMixin):
         wanted, asked, images = (mode_kwargs.pop(name, None) for name in names)
         if wanted is not None:
             arguments, config = wanted
-            has_inputs = bool(arguments.assistant_inputs)
+            has_inputs = not is_left_out(arguments.assistant_inputs)
             _check_mode(generation_mode, generation_config, mode_kwargs, self.generation_config, has_inputs)
-            arguments.tokenizer = mode_kwargs.get("tokenizer") or arguments.tokenizer
+            given = mode_kwargs.get("tokenizer")
+            arguments.tokenizer = arguments.tokenizer if given is None else given
             ensemble = make_ensemble(self, arguments, config, asked, images)
             _check_number(ensemble, generation_config)
+            check_time(generation_config.max_time)
             mode_kwargs["tokenizer"] = fast_interface(ensemble.handles[0].tokenizer)  # stop strings need it
             mode_kwargs["adafuse"] = ensemble
         super()._validate_generation_mode(generation_mode, generation_config, mode_kwargs)
@@ -217,14 +221,15 @@ def enable_adafuse(
             "Choose a causal language model."
         )
     reason = _foreign_generate(plain_class(cast("Any", type(model))))
-    if (assistant_models or adafuse_config) and reason is not None:
+    has_assistants = not is_left_out(assistant_models)
+    config = AdaFuseConfig.coerce(adafuse_config)
+    if (has_assistants or config is not None) and reason is not None:
         raise ValueError(reason)
-    config = AdaFuseConfig.coerce(adafuse_config) if adafuse_config is not None else None
     if config is not None:
         make_strategy(config)  # settings that do not go together say so before anything is loaded
     bound = config if is_file(adafuse_config) else adafuse_config
     arguments = EnsembleArguments(assistant_models, assistant_tokenizers, None, tokenizer, bound)
-    if assistant_models:
+    if has_assistants:
         handles = resolve_handles(model, arguments)
         arguments.assistant_models = [handle.model for handle in handles[1:]]
         arguments.assistant_tokenizers = [handle.tokenizer for handle in handles[1:]]
@@ -261,7 +266,14 @@ def default_to_greedy(model: Any) -> None:
 
 
 def disable_adafuse(model: Any) -> Any:
-    """Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model."""
+    """
+    Undo [`enable_adafuse`]: the model's own class again, nothing bound. Returns the model.
+
+    Raises:
+        ValueError: it is no model.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"`model` must be a transformers model, but is {model!r}. Pass the one that was enabled.")
     _unbind(model)
     if "_adafuse_generate" in vars(model):
         model.generate = model.__dict__.pop("_adafuse_generate")

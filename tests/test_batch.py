@@ -225,6 +225,9 @@ BAD_ARGUMENTS = [
     ({"thinking": "off"}, "`thinking` must be left out without `chat`, but is 'off'. "),
     ({"max_thinking_tokens": 5}, "`max_thinking_tokens` must be left out without `chat`, but is 5. "),
     ({"chat": True, "thinking": "no"}, '`thinking` must be "apart", "main" or "off", but is \'no\'. '),
+    ({"chat": 1}, "`chat` must be True or False, but is 1. "),
+    ({"lazy": None}, "`lazy` must be True or False, but is None. "),
+    ({"on_error": np.array(["raise", "skip"])}, '`on_error` must be "record" or "raise", but is array('),
     ({"on_error": "skip"}, '`on_error` must be "record" or "raise", but is \'skip\'. '),
 ]
 
@@ -248,6 +251,9 @@ def test_bad_batches():
         ValueError, match=r"dict of columns or a pandas DataFrame, but is of type Table\. .*batch_format"
     ):
         answer(pyarrow.table({"question": ["a"]}))
+    for column in ("question", 5, np.array(5), None):
+        with pytest.raises(ValueError, match=r"A column of a batch must be a list of values, but is "):
+            answer({"question": column})
     assert predictor(output_column="answer")({"question": [], "text": []}).keys() == {"question", "text", "answer"} | (
         TYPES.keys() - {"text"}
     )

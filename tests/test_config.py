@@ -207,6 +207,8 @@ def test_options_may_be_numbers_of_other_libraries_too():
         ("max_words", np.float64(2)),
         ("max_words", np.True_),
         ("max_words", np.array([3])),
+        *[(name, np.array(["a", "b"])) for name in (*CHOICES, "method", "switch_margin", "prompt_sharpness")],
+        *[(name, torch.tensor([1, 2])) for name in (*CHOICES, "method", "switch_margin", "prompt_sharpness")],
         ("margin_threshold", np.float32("nan")),
         ("model_weights", np.ones((2, 2))),
         ("model_weights", torch.tensor([1.0, -1.0])),
@@ -217,6 +219,9 @@ def test_options_may_be_numbers_of_other_libraries_too():
 def test_their_ranges_are_the_same(name, value):
     with pytest.raises(ValueError, match=f"^`{name}` must be "):
         AdaFuseConfig(**{name: value})
+    for read in (AdaFuseConfig.from_dict, AdaFuseConfig.robust().changed):
+        with pytest.raises(ValueError, match=f"^`{name}` must be "):
+            read({name: value})
 
 
 def test_keys_of_mixed_types_are_refused_too():
@@ -293,6 +298,12 @@ def test_options_that_are_no_dict_are_refused_beside_others_too(tmp_path, beside
         with pytest.raises(ValueError, match=r"^`method_options` must be a dict, ") as error:
             read(values)
         _assert_form(str(error.value), "method_options", value)
+
+
+@pytest.mark.parametrize("value", [None, 5, {}, ["adafuse.json"]], ids=repr)
+def test_what_is_no_name_of_a_file_is_refused(value):
+    with pytest.raises(ValueError, match=r"^`adafuse_config` must be a file in JSON that holds settings, but is "):
+        AdaFuseConfig.from_file(value)
 
 
 @pytest.mark.parametrize("members", [5, "llama", "", [1], {"a": 1}, False], ids=repr)

@@ -88,6 +88,11 @@ def test_bound_assistants_are_the_default_and_a_call_overrides_them():
     assert ran(bound, lambda: main.generate(**given)) == 0
 
 
+def test_what_is_no_model_cannot_be_disabled():
+    with pytest.raises(ValueError, match="`model` must be a transformers model, but is None"):
+        disable_adafuse(None)
+
+
 def test_what_is_bound_is_checked_at_once():
     assistant, main = own("gpt2", "characters"), own()
     before = state_of(main)
@@ -97,6 +102,9 @@ def test_what_is_bound_is_checked_at_once():
         (([assistant], [CHARS], None), "`tokenizer` must be a tokenizer"),
         (([assistant], [CHARS], BYTES, {"model_weights": [1.0]}), "`model_weights` must be one per member"),
         (([assistant], [CHARS], BYTES, {"max_words": 0}), "`max_words` must be"),
+        ((torch.tensor([1, 2]), None, BYTES), "`assistant_models` must be a list, but is tensor"),
+        (("", None, BYTES), "`assistant_models` must be a list, but is ''"),
+        (([assistant], torch.tensor(1), BYTES), "`assistant_tokenizers` must be a list, but is tensor"),
         (([with_attention("flex_attention")], [BYTES], BYTES), "'flex_attention'"),
     ]
     for given, match in refusals:

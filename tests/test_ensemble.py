@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import pydoc
 
 import numpy
 import pandas
 import pytest
+import torch
 from datasets import Dataset
+from support.calls import no_forward
 from support.chats import LONGER, QUESTION, by_hand, direct, members
 
 import hf_adafuse
@@ -51,11 +54,100 @@ def test_a_prompt_of_a_chat_is_a_message_or_a_conversation():
         ([PERU, 7], False, "`prompts` must be texts, but hold 7. Pass texts."),
         (QUESTION, False, "`prompts` must be texts, but hold {'role': .* Pass `chat=True`."),
         ([PERU, 7], True, "`prompts` must be texts or conversations, but hold 7"),
+        ([[PERU]], False, r"`prompts` must be texts, but hold \['Question.* Pass texts\."),
+        ([QUESTION], False, r"`prompts` must be texts, but hold \[{'role': .* Pass `chat=True`\."),
+        ([None], False, "`prompts` must be texts, but hold None"),
+        ([None], True, "`prompts` must be texts or conversations, but hold None"),
+        ([[None]], True, "`prompts` must be of messages with a `role`, but hold None"),
+        ([{"role": 5, "content": ""}], True, "`prompts` must be of messages with a `role`, but hold {'role': 5"),
+        ([{"role": "assistant", "tool_calls": 5}], True, "`tool_calls` of a message must be a list, but is 5"),
+        (torch.tensor(1), False, r"`prompts` must be a text or a list of texts, but is tensor\(1\)"),
+        (numpy.array("a"), True, "`prompts` must be a text or a list of texts, but is array"),
     ],
 )
 def test_what_is_no_prompt_is_refused(ensemble, prompts, chat, message):
     with pytest.raises(ValueError, match=message):
         ensemble.rounds(prompts, chat=chat)
+
+
+@pytest.mark.parametrize(
+    ("member", "shown"),
+    [
+        (5, "5"),
+        (None, "None"),
+        ((), "of 0 parts"),
+        (("a",), "of 1 parts"),
+        (("a", "b", 5), "of 3 parts"),
+        ((5, "a"), "5"),
+        ({"model": "a"}, "{'model': 'a'}"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_member_is_refused_before_any_is_loaded(member, shown):
+    for make in (AdaFuseEnsemble, functools.partial(hf_adafuse.AdaFusePredictor, lazy=True)):
+        with pytest.raises(ValueError, match=r"^`members\[1\]` must be a model, .* or a pair .*, but is ") as error:
+            make(["never-loaded", member])
+        assert f", but is {shown}. Write" in str(error.value)
+
+
+# Arguments that cannot be used, with the beginning of the message.
+ODD = [
+    ({"template_kwargs": 5}, "`template_kwargs` must be a dict of names and values, but is 5"),
+    ({"template_kwargs": {1: 2}}, "`template_kwargs` must be a dict of names and values, but is {1: 2}"),
+    ({"template_kwargs": {"messages": []}}, "`template_kwargs` must not name what the call has already, but has 'mess"),
+    ({"template_kwargs": {"documents": 5}}, "`documents` must be a list, but is 5"),
+    ({"template_kwargs": {"add_generation_prompt": "x"}}, "`add_generation_prompt` must be True or False, but is 'x'"),
+    ({"template_kwargs": {"continue_final_message": 5}}, "`continue_final_message` must be True, False or .* but is 5"),
+    ({"thinking": numpy.array(["main", "off"])}, '`thinking` must be "apart", "main" or "off", but is array'),
+    ({"tools": numpy.array(["a", "b"])}, "`tools` must be a list of tools, but is array"),
+    ({"chat": torch.tensor([1, 0])}, "`chat` must be True or False, but is tensor|`prompts` must be texts"),
+]
+ODD_OF_ALL = [
+    ({"max_time": "x"}, "`max_time` must be a number of seconds, but is 'x'"),
+    ({"max_time": float("nan")}, "`max_time` must be a number of seconds, but is nan"),
+    ({"on_answer": 5}, "`on_answer` must be a function of a row and its rounds, but is 5"),
+    ({"return_dict_in_generate": False}, "`return_dict_in_generate` must be True where rounds are .*, but is False"),
+    ({"return_dict_in_generate": None}, "`return_dict_in_generate` must be True where rounds are .*, but is None"),
+    ({"assistant_models": torch.tensor([1, 2])}, "`assistant_models` must be a list, but is tensor"),
+    ({"assistant_tokenizers": numpy.array([[1, 2]])}, "`assistant_tokenizers` must be a list, but is array"),
+    ({"assistant_inputs": torch.tensor([1, 2])}, "`assistant_inputs` must be a list, but is a Tensor"),
+    ({"tokenizer": torch.tensor([1, 2])}, "`tokenizer` must be a tokenizer or its name, but is tensor"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [*ODD, *ODD_OF_ALL, *(({"chat": False, **given}, message) for given, message in ODD_OF_ALL)],
+    ids=lambda value: str(value)[:60],
+)
+def test_arguments_that_cannot_be_used_are_refused_before_the_first_pass(given, message):
+    pair = members()
+    chat = AdaFuseEnsemble(pair, AdaFuseConfig(max_word_tokens=4))
+    with no_forward(*(model for model, _ in pair)), pytest.raises(ValueError, match=f"^(?:{message})"):
+        chat.texts("Who wrote Faust?", **{"chat": True, "max_new_tokens": 2, **given})
+
+
+def test_switches_of_templates_go_to_the_templates():
+    """`thinking` is a variable of some templates, and an argument of the call."""
+    chat = AdaFuseEnsemble(members(), AdaFuseConfig(max_word_tokens=4))
+    plain = chat.texts("Who wrote Faust?", chat=True, max_new_tokens=4)
+    given = {"thinking": False, "end": 1, "members": 2}
+    assert chat.texts("Who wrote Faust?", chat=True, max_new_tokens=4, template_kwargs=given) == plain
+
+
+def test_other_methods_refuse_odd_arguments_too(ensemble):
+    for call, message in [
+        (lambda: ensemble.generate(torch.tensor([1, 2])), r"`inputs` must be ids of shape .*, but is of shape \(2,\)"),
+        (lambda: ensemble.generate({}), r"`inputs` must be prompts, or have their `input_ids`, but has \[\]"),
+        (lambda: ensemble.output({1: 2}), r"`inputs` must be prompts, or have their `input_ids`, but has \[1\]"),
+        (lambda: ensemble.encode(PERU, chat=5), "`chat` must be True or False, but is 5"),
+        (
+            lambda: ensemble.score(PERU, [" Lima"], on_scores=5),
+            "`on_scores` must be a function of a row and its scores",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_the_public_names_are_found_by_completion_and_help():

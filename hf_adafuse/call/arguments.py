@@ -4,6 +4,8 @@ checked. `generation.py` calls this before anything is run.
 
 from __future__ import annotations
 
+import math
+import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -183,7 +185,7 @@ def ensemble_arguments(
     _refuse_stored_assistants(sources)
     if configured is not None or bool(arguments.assistant_models) or arguments.structured is not None:
         return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig.robust()
-    useless = [name for name in ARGUMENTS if name not in ASKING and not _is_left_out(call.get(name))]
+    useless = [name for name in ARGUMENTS if name not in ASKING and not is_left_out(call.get(name))]
     if useless:
         raise ValueError(
             f"`{useless[0]}` must be left out where no ensemble is asked for, but is given. Pass `assistant_models` or "
@@ -192,7 +194,7 @@ def ensemble_arguments(
     return None
 
 
-def _is_left_out(value: Any) -> bool:
+def is_left_out(value: Any) -> bool:
     """Whether an argument says nothing. Without assistants there is an empty list of their inputs."""
     return value is None or (isinstance(value, (list, tuple)) and not value)
 
@@ -268,7 +270,7 @@ def make_ensemble(
         structured=read_structured(arguments.structured),
         sampling=asked.settings if samples else None,
         max_batch_size=_batch_size(arguments.max_batch_size),
-        on_answer=_callable(arguments.on_answer),
+        on_answer=check_callback("on_answer", arguments.on_answer),
         images=images,
     )
 
@@ -315,7 +317,8 @@ def member_handles(
     if asked is None:
         return None
     arguments, _ = asked
-    arguments = replace(arguments, tokenizer=call.get("tokenizer") or tokenizer)
+    own = call.get("tokenizer")
+    arguments = replace(arguments, tokenizer=tokenizer if own is None else own)
     return resolve_handles(model, arguments)
 
 
@@ -347,19 +350,30 @@ def _batch_size(given: Any) -> int | None:
     return given
 
 
-def _callable(given: Any) -> Any:
+def check_callback(name: str, given: Any) -> Any:
+    """What is given. Raises `ValueError` where it is neither a function nor `None`."""
     if given is not None and not callable(given):
-        raise ValueError(f"`on_answer` must be a function of a row and its rounds, but is {given!r}. Leave it out.")
+        of = {"on_answer": "its rounds", "on_scores": "its scores"}[name]
+        raise ValueError(f"`{name}` must be a function of a row and {of}, but is {given!r}. Leave it out.")
     return given
+
+
+def check_time(max_time: Any) -> Any:
+    """What is given. Raises `ValueError` where it is neither a number of seconds nor `None`."""
+    is_number = not isinstance(max_time, bool) and isinstance(max_time, numbers.Real) and not math.isnan(max_time)
+    if max_time is not None and not is_number:
+        raise ValueError(f"`max_time` must be a number of seconds, but is {max_time!r}. Leave it out for no limit.")
+    return max_time
 
 
 def _as_list(given: Any, argument: str) -> list[Any]:
     is_list = isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping))
+    is_list = is_list and not hasattr(given, "shape")  # an array, of ids say
     if given is not None and (not is_list or hasattr(given, "encode")):
         shown = type(given).__name__ if isinstance(given, torch.nn.Module) else repr(given)
         shown = "a tokenizer" if hasattr(given, "encode") and not isinstance(given, str) else shown
         raise ValueError(f"`{argument}` must be a list, but is {shown}. Put it in a list, also where it is one.")
-    return list(given or [])
+    return [] if given is None else list(given)
 
 
 def _tokenizer(given: Any, model: Any, argument: str) -> Any:

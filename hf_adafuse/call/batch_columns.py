@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,15 @@ def column_names(batch: Any) -> list[Any]:
 
 
 def column_values(column: Any) -> list[Any]:
-    """The values of a column; `None` for those that are missing."""
+    """
+    The values of a column; `None` for those that are missing.
+
+    Raises:
+        ValueError: it is no column.
+    """
+    is_list = isinstance(column, Iterable) and not isinstance(column, (str, bytes, Mapping))
+    if not is_list or getattr(column, "ndim", 1) < 1:
+        raise ValueError(f"A column of a batch must be a list of values, but is {column!r}. Put them in a list.")
     if hasattr(column, "isna"):  # of pandas
         column = column.astype(object).where(column.notna(), None)
     values = column.tolist() if hasattr(column, "tolist") else list(column)

@@ -61,6 +61,10 @@ def export_adafuse(
     Raises:
         ValueError: members, settings or a folder that cannot be used.
     """
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        raise ValueError(f"`folder` must be the name of a folder, but is {folder!r}. Give the name of a new one.")
+    if repo_id is not None and not isinstance(repo_id, str):
+        raise ValueError(f"`repo_id` must be a name like 'me/my-ensemble', but is {repo_id!r}. Leave it out.")
     target = Path(folder)
     _check_folder(target)
     given = EnsembleArguments(
@@ -89,7 +93,7 @@ class _Plan:
 
 
 def _plan(model: Any, given: EnsembleArguments, how: str | None) -> _Plan:
-    if how is not None and how not in ASSISTANTS:
+    if how is not None and not (isinstance(how, str) and how in ASSISTANTS):
         raise ValueError(f"`assistants` must be one of {list(ASSISTANTS)}, but is {how!r}. Choose one of these.")
     if given.adafuse_config is False:
         raise ValueError("`adafuse_config` must be settings, but is False. Leave it out for the defaults.")

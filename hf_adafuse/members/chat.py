@@ -134,6 +134,13 @@ def chat_inputs(
             template.
     """
     opens, continues = add_generation_prompt, continue_final_message
+    if not isinstance(opens, bool | None):
+        raise ValueError(f"`add_generation_prompt` must be True or False, but is {opens!r}. Leave it out.")
+    if not isinstance(continues, bool | str | None):
+        raise ValueError(
+            "`continue_final_message` must be True, False or the name of a field of the last message, but is "
+            f"{continues!r}. Leave it out."
+        )
     if opens and continues:
         raise ValueError(
             "`add_generation_prompt` must be False with `continue_final_message`, but is True. Choose one of the two."
@@ -141,7 +148,7 @@ def chat_inputs(
     check_tokenizer_list(tokenizers)
     tokenizers = [fast_interface(tokenizer) for tokenizer in tokenizers]
     variables = _template_variables(template_kwargs, tokenizers)
-    variables |= {"tools": tools and list(tools), "documents": documents and list(documents)}
+    variables |= {"tools": _listed("tools", tools), "documents": _listed("documents", documents)}
     conversations = _conversations(messages)
     templates = _templates(tokenizers, chat_template)
     made = []
@@ -189,9 +196,13 @@ def takes_system(tokenizers: Sequence[Any]) -> bool:
 def _template_variables(given: dict[str, Any], tokenizers: Sequence[Any]) -> dict[str, Any]:
     """The further arguments that the templates get: all but those that ask for what is done here anyway."""
     for name, fixed in _ARGUMENTS.items():
-        if name in given and not any(given[name] is value or given[name] == value for value in fixed.values):
+        one = given.get(name)
+        is_plain = one is None or isinstance(one, (bool, str, dict))  # arrays have no single `==`
+        if name in given and not (is_plain and any(one == value for value in fixed.values)):
             raise ValueError(f"`{name}` must {fixed.rule}, but is {given[name]!r}. {fixed.advice}")
     sanitizes = given.get("sanitize_control_tokens")
+    if not isinstance(sanitizes, bool | None):
+        raise ValueError(f"`sanitize_control_tokens` must be True or False, but is {sanitizes!r}. Leave it out.")
     for tokenizer in tokenizers if sanitizes else ():
         if "sanitize_control_tokens" not in inspect.signature(tokenizer.apply_chat_template).parameters:
             raise ValueError(
@@ -236,11 +247,11 @@ def _check_plain(tokenizer: Any, index: int, conversations: Sequence[list[Any]],
     """
     given = [f"`{name}`" for name in ("tools", "documents") if variables[name]]
     given += [
-        f"a message of type {part.get('type')!r}"
+        f"a message of type {part.get('type')!r}" if isinstance(part, Mapping) else f"the part {part!r} of a message"
         for chat in conversations
         for message in chat
         for part in (message["content"] if isinstance(message.get("content"), list) else [])
-        if part.get("type") != "text"
+        if not isinstance(part, Mapping) or part.get("type") != "text"
     ]
     if given:
         raise ValueError(
@@ -312,6 +323,13 @@ def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
     return any(len(mark) > 2 and mark not in ordinary and mark in text for mark in marks)
 
 
+def _listed(name: str, given: Any) -> list[Any] | None:
+    """Tools or documents as a list. Raises `ValueError` where they are none."""
+    if given is not None and (isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence)):
+        raise ValueError(f"`{name}` must be a list, but is {given!r}. Put them in a list, or leave it out.")
+    return None if given is None else list(given)
+
+
 def _conversations(messages: Sequence[Any]) -> list[list[Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(
@@ -321,12 +339,16 @@ def _conversations(messages: Sequence[Any]) -> list[list[Any]]:
     batch = [messages] if isinstance(messages[0], Mapping) else messages
     for row, conversation in enumerate(batch):
         is_list = isinstance(conversation, Sequence) and not isinstance(conversation, (str, bytes))
-        if not is_list or not conversation or not all(isinstance(m, Mapping) and "role" in m for m in conversation):
+        if not is_list or not conversation or not all(map(_is_message, conversation)):
             raise ValueError(
                 f"`messages` must be messages with a `role`, but has {conversation!r} as conversation {row}. "
                 'A message is {"role": ..., "content": ...}.'
             )
     return [list(conversation) for conversation in batch]
+
+
+def _is_message(given: Any) -> bool:
+    return isinstance(given, Mapping) and isinstance(given.get("role"), str)
 
 
 def answer_place(

@@ -79,8 +79,14 @@ def padding_id(tokenizer: Any) -> int | None:
 
 def check_tokenizer_list(tokenizers: Any) -> None:
     """Raises `ValueError` where `tokenizers` is not a list of at least one tokenizer."""
-    if isinstance(tokenizers, (str, bytes)) or not isinstance(tokenizers, Sequence) or not tokenizers:
+    is_list = isinstance(tokenizers, Sequence) and not isinstance(tokenizers, (str, bytes))
+    if not is_list or not tokenizers:
         raise ValueError(
             "`tokenizers` must be a list with one tokenizer per member, but is "
-            f"{'empty' if tokenizers == [] else type(tokenizers).__name__}. Put the main model's first."
+            f"{'empty' if is_list else type(tokenizers).__name__}. Put the main model's first."
         )
+    for index, tokenizer in enumerate(tokenizers):
+        if not callable(tokenizer) or not hasattr(tokenizer, "encode"):
+            raise ValueError(
+                f"`tokenizers[{index}]` must be a tokenizer, but is {tokenizer!r}. Load it with AutoTokenizer."
+            )

@@ -112,19 +112,33 @@ def _turns(pace: Pace, num_tokens: int, member_index: int) -> Iterator[int | Non
         pace.end()
 
 
-def check_chat_arguments(chat: bool, thinking: str | None, max_thinking_tokens: int | None, **others: Any) -> None:
-    """Raises `ValueError` where an argument for chats is given without `chat`, or [`check_thinking`] does."""
-    for name, value in {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens, **others}.items():
+def check_chat_arguments(
+    chat: bool, thinking: str | None, max_thinking_tokens: int | None, template_kwargs: Any = None, **others: Any
+) -> None:
+    """Raises `ValueError` where an argument for chats is given without `chat`, `template_kwargs` cannot be passed on,
+    or [`check_thinking`] does."""
+    given = {"thinking": thinking, "max_thinking_tokens": max_thinking_tokens, "template_kwargs": template_kwargs}
+    for name, value in {**given, **others}.items():
         if not chat and value is not None:
             raise ValueError(
                 f"`{name}` must be left out without `chat`, but is {value!r}. Pass `chat=True`, or drop it."
             )
     check_thinking(thinking, max_thinking_tokens)
+    if template_kwargs is None:
+        return
+    if not isinstance(template_kwargs, Mapping) or not all(isinstance(name, str) for name in template_kwargs):
+        raise ValueError(
+            f"`template_kwargs` must be a dict of names and values, but is {template_kwargs!r}. Write it like "
+            '{"reasoning_effort": "low"}.'
+        )
+    taken = next((name for name in ("messages", "tokenizers") if name in template_kwargs), None)
+    if taken is not None:
+        raise ValueError(f"`template_kwargs` must not name what the call has already, but has {taken!r}. Drop it.")
 
 
 def check_thinking(thinking: str | None, max_thinking_tokens: int | None) -> None:
     """Raises `ValueError` where they are not what [`thinking_inputs`] takes."""
-    if thinking is not None and thinking not in MODES:
+    if thinking is not None and not (isinstance(thinking, str) and thinking in MODES):
         raise ValueError(f'`thinking` must be "apart", "main" or "off", but is {thinking!r}. Choose one of these.')
     number = max_thinking_tokens
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
@@ -140,7 +154,7 @@ def thinking_inputs(
     max_thinking_tokens: int | None = None,
     sampling: Mapping[str, Any] | None = None,
     end: float = math.inf,
-    **template_kwargs: Any,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[BatchEncoding, list[list[Thought]]]:
     """
     The inputs of all members for chats, behind whatever each member thinks.
@@ -159,7 +173,7 @@ def thinking_inputs(
         sampling (`dict`, *optional*): arguments of `generate()` that say how thoughts are drawn (`do_sample`,
             `temperature`); by default they are greedy.
         end (`float`, *optional*): when thoughts are cut off, by `time.monotonic()`.
-        template_kwargs: of [`chat_inputs`].
+        template_kwargs (`dict`, *optional*): further arguments of [`chat_inputs`].
 
     Returns:
         the inputs as of [`chat_inputs`], and per prompt what each member has thought.
@@ -169,6 +183,7 @@ def thinking_inputs(
         ThinkingError: a member failed.
     """
     check_thinking(thinking, max_thinking_tokens)
+    template_kwargs = template_kwargs or {}
     tokenizers = [member.tokenizer for member in members]
     forms = [thinking_format(tokenizer) for tokenizer in tokenizers]
     if not any(forms):

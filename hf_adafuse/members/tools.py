@@ -68,30 +68,39 @@ class Offer:
     most_calls: int | None = None
 
     @classmethod
-    def of(cls, tools: Sequence[Any], choice: str | Mapping[str, Any] | None = None) -> Offer | None:
+    def of(cls, tools: Sequence[Any] | None, choice: str | Mapping[str, Any] | None = None) -> Offer | None:
         """
         What `generate(tools=..., tool_choice=...)` offers; `None` where no tool may be called.
 
         Args:
-            tools (`list`): functions with type hints and a docstring, or descriptions as OpenAI's API has them.
+            tools (`list`, *optional*): functions with type hints and a docstring, or descriptions as OpenAI's API has
+                them. Without tools nothing is offered.
             choice (`str` or `dict`, *optional*, defaults to `"auto"`): `"auto"`: the members may call tools.
                 `"required"`: they must call one. `"none"`: they are not told of any. The name of a tool, or
                 `{"type": "function", "function": {"name": ...}}`: they must call that one.
 
         Raises:
-            ValueError: no tools, two of one name, or a choice that is none of them.
+            ValueError: an empty list, a tool that cannot be described, two of one name, or a choice that is none of
+                them.
         """
+        is_word = choice is None or (isinstance(choice, str) and choice in ("auto", "none", "required"))
+        if tools is None:
+            if is_word and choice != "required":
+                return None
+            raise ValueError(
+                f'`tool_choice` must be "auto", "none" or left out without `tools`, but is {choice!r}. Pass the tools.'
+            )
         if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence) or not tools:
             raise ValueError(f"`tools` must be a list of tools, but is {tools!r}. Leave it out where there are none.")
-        made = [get_json_schema(one) if callable(one) else one for one in tools]
+        made = [_described(one) if callable(one) else one for one in tools]
         names = [_name_of(one) for one in made]
         if len(set(names)) < len(names):
             raise ValueError(f"`tools` must have a name each, but are named {names}. Rename one.")
-        if choice in (None, "auto", "none", "required"):
+        if is_word:
             return None if choice == "none" else cls(made, names if choice == "required" else [])
         function = choice.get("function") if isinstance(choice, Mapping) else None
         named = function.get("name") if isinstance(function, Mapping) else choice
-        if named not in names:
+        if not isinstance(named, str) or named not in names:
             raise ValueError(
                 f'`tool_choice` must be "auto", "none", "required" or one of {names}, but is {choice!r}. Choose one.'
             )
@@ -275,7 +284,23 @@ def _in_order_of_calls(
     return sorted(results, key=lambda one: ids.index(one["tool_call_id"]))
 
 
+def _described(function: Any) -> dict[str, Any]:
+    """A function as OpenAI's API describes it."""
+    try:
+        return dict(get_json_schema(function))
+    except Exception as error:  # also where something can be called, but is no function
+        raise ValueError(
+            f"`tools` must be functions with type hints and a docstring that names each argument, but {function!r} "
+            f"cannot be described: {error} Add them, or describe the function in a dict."
+        ) from error
+
+
 def _name_of(tool: Any) -> str:
+    """The name of a tool.
+
+    Raises:
+        ValueError: it is not described as OpenAI's API describes tools.
+    """
     name = (
         tool["function"].get("name") if isinstance(tool, Mapping) and isinstance(tool.get("function"), dict) else None
     )
@@ -284,6 +309,15 @@ def _name_of(tool: Any) -> str:
             '`tools` must be functions or like {"type": "function", "function": {"name": ..., "parameters": ...}}, but '
             f"hold {tool!r}. Put the description of the function under that name."
         )
+    if not isinstance(tool["function"].get("parameters"), (dict, type(None))):
+        raise ValueError(
+            f"`parameters` of a tool must be a dict with a JSON schema, but is {tool['function']['parameters']!r}. "
+            "Leave it out where the function has no arguments."
+        )
+    try:
+        json.dumps(tool)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"`tools` must be what JSON can hold, but hold {tool!r}: {error}. Mend that part.") from None
     return name
 
 

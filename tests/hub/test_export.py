@@ -84,6 +84,9 @@ def test_names_are_looked_up_in_the_repository(name, place):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (dict(folder=None), "`folder` must be the name of a folder, but is None"),
+        (dict(repo_id=5), "`repo_id` must be a name like 'me/my-ensemble', but is 5"),
+        (dict(assistants=np.array(["names", "folders"])), r"`assistants` must be one of .*, but is array"),
         (dict(assistants="all"), r"`assistants` must be one of \['names', 'folders'\], but is 'all'"),
         (dict(adafuse_config=False), "`adafuse_config` must be settings, but is False"),
         (dict(assistant_models=[tiny_model()], assistants="names"), "must be Hub names .* but has 'LlamaForCausalLM'"),
@@ -97,7 +100,7 @@ def test_names_are_looked_up_in_the_repository(name, place):
 )
 def test_refusals_leave_no_folder(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
-        export_adafuse(tmp_path / "new", **arguments)
+        export_adafuse(**{"folder": tmp_path / "new", **arguments})
     assert not (tmp_path / "new").exists()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 
+import numpy
 import pytest
+import torch
 from support.chats import (
     CHATS,
     LONGER,
@@ -24,7 +26,7 @@ from support.chats import (
 from support.tiny import TOKENIZERS, tiny_model
 from transformers.utils.logging import warning_once
 
-from hf_adafuse import chat_inputs, enable_adafuse
+from hf_adafuse import chat_inputs, enable_adafuse, text_inputs
 
 
 @pytest.mark.parametrize("main", ["byte_level", "sentencepiece"])
@@ -110,6 +112,24 @@ def refusing():
         ),
         (lambda toks: chat_inputs(QUESTION, toks[0]), "`tokenizers` must be a list"),
         (lambda toks: chat_inputs(QUESTION, []), "`tokenizers` must be a list"),
+        (lambda toks: chat_inputs(QUESTION, numpy.array([1, 2])), "`tokenizers` must be a list .* but is ndarray"),
+        (lambda toks: chat_inputs(QUESTION, [toks[0], 5]), r"`tokenizers\[1\]` must be a tokenizer, but is 5"),
+        (lambda toks: text_inputs("a", [None]), r"`tokenizers\[0\]` must be a tokenizer, but is None"),
+        (lambda toks: chat_inputs([{"role": None}], toks), "must be messages with a `role`"),
+        (
+            lambda toks: chat_inputs([{"role": "user", "content": [5]}], [toks[0], TOKENIZERS["unigram"]()]),
+            r"`tokenizers\[1\]` must have a chat template for the part 5 of a message",
+        ),
+        *[
+            (lambda toks, name=name, value=value: chat_inputs(QUESTION, toks, **{name: value}), f"`{name}` must be ")
+            for name in ("tools", "documents", "add_generation_prompt", "tokenize", "padding", "max_length")
+            for value in (5, torch.tensor([1, 2]), numpy.array(["a", "b"]))
+        ],
+        *[
+            (lambda toks, name=name, value=value: chat_inputs(QUESTION, toks, **{name: value}), f"`{name}` must be ")
+            for name in ("continue_final_message", "sanitize_control_tokens", "return_tensors", "truncation")
+            for value in (5, torch.tensor([1, 2]), numpy.array(["a", "b"]))
+        ],
         (lambda toks: chat_inputs([], toks), "`messages` must be a list of messages"),
         (lambda toks: chat_inputs("hello", toks), "`messages` must be a list of messages"),
         (lambda toks: chat_inputs(["hello"], toks), "has 'hello' as conversation 0"),

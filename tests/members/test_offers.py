@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
+import numpy
 import pytest
 import xgrammar
 from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
@@ -119,6 +121,10 @@ def test_marks_in_arguments_end_no_call(written):
     assert read(marked.replace("\n</tool", " so\n</tool")) == (marked.replace("\n</tool", " so\n</tool"), [])
 
 
+def function(**parts):
+    return {"type": "function", "function": {"name": "clock", **parts}}
+
+
 def now(zone: str) -> str:
     """
     The time.
@@ -149,6 +155,11 @@ def test_what_is_offered():
         ([CLOCK, CLOCK], None, "`tools` must have a name each, but are named"),
         (["clock"], None, "`tools` must be functions or like .* but hold 'clock'"),
         ([CLOCK], "weather", "`tool_choice` must be .* or one of \\['clock'\\], but is 'weather'"),
+        ([CLOCK], numpy.array(["clock", "none"]), "`tool_choice` must be .* but is array"),
+        ([lambda zone: zone], None, "`tools` must be functions with type hints and a docstring .* it has no docstring"),
+        ([functools.partial(now, "UTC")], None, "`tools` must be functions with type hints and a docstring"),
+        ([function(parameters=5)], None, "`parameters` of a tool must be a dict with a JSON schema, but is 5"),
+        ([function(description=b"a")], None, "`tools` must be what JSON can hold, but hold .*bytes"),
     ],
 )
 def test_what_cannot_be_offered(tools, choice, message):
@@ -205,5 +216,12 @@ def test_tools_are_for_chats_and_alone():
         ENSEMBLE.texts("Hi", tools=[CLOCK])
     with pytest.raises(ValueError, match="`structured` must be left out with `tools`"):
         ENSEMBLE.texts([QUESTION], chat=True, tools=[CLOCK], structured={"regex": "a"})
-    with pytest.raises(ValueError, match="`tools` must be a list of tools"):
-        ENSEMBLE.texts([QUESTION], chat=True, tool_choice="required")
+    for choice in ("required", "clock"):
+        with pytest.raises(ValueError, match=f"`tool_choice` must be .* without `tools`, but is {choice!r}"):
+            ENSEMBLE.texts([QUESTION], chat=True, tool_choice=choice)
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_without_tools_a_choice_of_none_of_them_says_nothing(choice):
+    plain = ENSEMBLE.texts([QUESTION], chat=True, max_new_tokens=4)
+    assert ENSEMBLE.texts([QUESTION], chat=True, tool_choice=choice, max_new_tokens=4) == plain
