@@ -47,8 +47,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             as for a model in this process.
         eos_token_id (`int` or `list[int]`, *optional*): the ids that end a text. By default those of the generation
             config.
-        trust_remote_code (`bool`, *optional*, defaults to `False`): whether a tokenizer may be loaded that is code of
-            its repository.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): whether the code of the repository may run that
+            `tokenizer` names. Code of the repository that the server names is never run.
         api_key_env (`str`, *optional*): the environment variable that holds the key. The key itself is kept nowhere.
         allow_http (`bool`, *optional*, defaults to `False`): whether a server on another host may be asked without
             encryption.
@@ -108,6 +108,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         api = APIS[kind](connection, model)
         about = api.about()
         api.model = about.model
+        trust_remote_code = trust_remote_code and isinstance(tokenizer, (str, os.PathLike))
         source = about.source if tokenizer is None else _source(tokenizer, about.source)
         tokenizer = _tokenizer(tokenizer, about.source, trust_remote_code)
         _check_ids(eos_token_id, len(tokenizer))

@@ -100,6 +100,14 @@ def test_a_tokenizer_with_code_of_its_own(member, code_of_its_own, capsys):
             ServedModel(url, tokenizer=code_of_its_own)
 
 
+def test_the_server_does_not_choose_whose_code_runs(member, code_of_its_own):
+    with (
+        serving(StandIn(*member, name=code_of_its_own)) as url,
+        pytest.raises(ValueError, match="(?s)none loads from the server's name of the model.*contains custom code"),
+    ):
+        ServedModel(url, trust_remote_code=True)
+
+
 def test_a_local_tokenizer_with_code_of_its_own(member, code_of_its_own):
     member[0].save_pretrained(code_of_its_own)
     for given in (code_of_its_own, (member[0], code_of_its_own), (code_of_its_own, code_of_its_own)):
