@@ -103,7 +103,7 @@ def test_a_tokenizer_with_code_of_its_own(member, code_of_its_own, capsys):
 def test_the_server_does_not_choose_whose_code_runs(member, code_of_its_own):
     with (
         serving(StandIn(*member, name=code_of_its_own)) as url,
-        pytest.raises(ValueError, match="(?s)none loads from the server's name of the model.*contains custom code"),
+        pytest.raises(ValueError, match=r"(?s)none loads from the server's name of the model.*contains custom code"),
     ):
         ServedModel(url, trust_remote_code=True)
 
