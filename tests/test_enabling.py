@@ -93,6 +93,13 @@ def test_what_is_no_model_cannot_be_disabled():
         disable_adafuse(None)
 
 
+def test_assistants_that_are_no_list_are_refused_in_a_call_too():
+    main = enable_adafuse(own())
+    for given in (torch.tensor([1, 2]), ""):
+        with no_forward(main), pytest.raises(ValueError, match="`assistant_models` must be a list, but is "):
+            main.generate(**inputs_of(BYTES), assistant_models=given, max_new_tokens=2)
+
+
 def test_what_is_bound_is_checked_at_once():
     assistant, main = own("gpt2", "characters"), own()
     before = state_of(main)

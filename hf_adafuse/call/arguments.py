@@ -183,7 +183,8 @@ def ensemble_arguments(
     if configured is False:
         return None
     _refuse_stored_assistants(sources)
-    if configured is not None or bool(arguments.assistant_models) or arguments.structured is not None:
+    has_assistants = not is_left_out(arguments.assistant_models)
+    if configured is not None or has_assistants or arguments.structured is not None:
         return arguments, AdaFuseConfig.coerce(configured) or AdaFuseConfig.robust()
     useless = [name for name in ARGUMENTS if name not in ASKING and not is_left_out(call.get(name))]
     if useless:
