@@ -199,5 +199,5 @@ def test_a_model_from_a_gguf_file(tmp_path):
         model.generation_config.eos_token_id = original.generation_config.eos_token_id
         assert new_ids(case, case.fast()) == new_ids(expected, expected.fast())
     ids = case.main_ids()[1]
-    with pytest.raises(ValueError, match=r"`assistant_tokenizers\[0\]` must be a tokenizer, .* Pass it\."):
+    with pytest.raises(ValueError, match=r"(?s)`assistant_tokenizers\[0\]` must be a tokenizer, .* Pass it\."):
         enable_adafuse(copy.copy(case.models[0])).generate(ids, tokenizer=case.tokenizers[0], assistant_models=[model])
