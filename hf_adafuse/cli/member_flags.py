@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,9 @@ def add_member_arguments(parser: argparse.ArgumentParser, key_flag: str = "--api
         metavar="MAP",
         help="where weights lie, as in from_pretrained, e.g. auto or cpu (default: one device)",
     )
-    group.add_argument("--trust-remote-code", action="store_true", help="run the code in the models' repositories")
+    group.add_argument(
+        "--trust-remote-code", action="store_true", help="run the code in the repositories that the flags name"
+    )
     group.add_argument("--allow-http", action="store_true", help="ask servers on other hosts without encryption too")
     group.add_argument(
         key_flag, dest="api_key_env", metavar="NAME", help="the environment variable with the key of the servers"
@@ -68,6 +71,18 @@ def member_loading(args: argparse.Namespace) -> dict[str, Any]:
             **dict(args.served_option),
         },
     }
+
+
+def loading_flags(args: argparse.Namespace) -> list[str]:
+    """The flags that say how members are loaded, where they were given, as words of a command."""
+    words = [] if args.dtype == "auto" else ["--dtype", args.dtype]
+    for name in ("device_map", "api_key_env", "served_tokenizer"):
+        if getattr(args, name) is not None:
+            words += [f"--{name.replace('_', '-')}", getattr(args, name)]
+    words += [f"--{name.replace('_', '-')}" for name in ("trust_remote_code", "allow_http") if getattr(args, name)]
+    for name, value in args.served_option:
+        words += ["--served-option", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return words
 
 
 def member_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -21,8 +21,8 @@ _CURRENCY = re.compile(r"(?<!\w)[$€£¥](?=\.?\d)")
 # between several points, are numbers of their own: "3,4" has two and "12.05.2020" three.
 _NUMBER = re.compile(
     r"(?:(?<!\w)-)?(?:"
-    r"\d{1,3}(?:,\d\d)*(?:,\d{3})+(?!\d)(?:\.\d+)?"
-    r"|\d{1,3}(?:\.\d{3}){2,}(?!\d|\.\d)"
+    r"\d{1,3}(?:,\d\d){0,20}(?:,\d{3}){1,20}(?!\d)(?:\.\d+)?"
+    r"|\d{1,3}(?:\.\d{3}){2,20}(?!\d|\.\d)"
     r"|(?<!\d\.)\d+\.\d+(?!\.?\d)"
     r"|\d+"
     r"|(?<!\d)\.\d+)"

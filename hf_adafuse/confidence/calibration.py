@@ -32,9 +32,11 @@ from .ridge import fit_ridge_logistic, sigmoid
 FEATURE_PENALTY, PLACE_PENALTY, PRODUCT_PENALTY, _INTERCEPT_PENALTY = 10.0, 3.0, 30.0, 1e-6
 # Standard deviations beyond which a feature counts no further: one outlier must not decide.
 _MOST_DEVIATIONS = 5.0
-# Clipping makes the deviation smaller, by which the next clipping is done. An outlier is at least halved each time.
-_MOST_CLIPPINGS = 400
+# Clipping makes the deviation smaller, by which the next clipping is done, until it stays: or it vanishes, where all
+# values but a few are alike.
+_MOST_CLIPPINGS = 1000
 _STEADY = 1 - 1e-6
+_ALIKE = 1e-12
 # A fit of fewer questions is noted as one that says little.
 FEW_QUESTIONS = 30
 # So is one with fewer right answers, or fewer wrong ones.
@@ -315,15 +317,18 @@ def _array(name: str, values: Any) -> Any:
 def _centre_and_spread(values: Any, sizes: Any) -> tuple[Any, Any]:
     """
     The mean and the standard deviation of each column, in which a value counts as one of at most five deviations from
-    the mean. The deviation is 1 where there is none but for the rounding of numbers of these sizes, so that it can be
-    divided by.
+    the mean. Where all values but these are alike, all count as they are. The deviation is 1 where there is none but
+    for the rounding of numbers of these sizes, so that it can be divided by.
     """
-    centre, spread = values.mean(0), values.std(0)
+    of_all = values.mean(0), values.std(0)
+    centre, spread = of_all
     for _ in range(_MOST_CLIPPINGS):
         values = centre + np.clip(values - centre, -_MOST_DEVIATIONS * spread, _MOST_DEVIATIONS * spread)
         centre, wider, spread = values.mean(0), spread, values.std(0)
         if (spread >= _STEADY * wider).all():
             break
+    are_alike = spread <= _ALIKE * of_all[1]
+    centre, spread = np.where(are_alike, of_all[0], centre), np.where(are_alike, of_all[1], spread)
     return centre, np.where(spread > 1e-9 * sizes, spread, 1.0)
 
 

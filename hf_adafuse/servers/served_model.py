@@ -64,8 +64,9 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             larger number saves requests, a smaller one saves tokens that nobody needs. A walk of twice as many tokens
             asks for twice as many at a time.
         most_difference (`float`, *optional*, defaults to 0.05): in nats. The server's log-probabilities may differ by
-            this much between requests of different shapes before a warning says so. Twice as much, but at most 1 nat,
-            they may differ when the server has been away; beyond that it is taken for another model.
+            this much between requests of different shapes before a warning says so. When it has been away, they may
+            differ by twice as much, but at most 1 nat, or by twice what it was found to differ from itself; beyond that
+            it is taken for another model.
 
     Raises:
         ValueError: an argument cannot be used.
@@ -265,7 +266,10 @@ def _tokenizer(given: Any, at_the_server: str, trust_remote_code: bool) -> Any:
         found, advice = f"{name!r} does not load", "Check the name."
         if given is None:
             found = f"is None, and none loads from the server's name of the model, {name!r}"
-            advice = "Pass it (`--served-tokenizer` on the command line)."
+            advice = (
+                "Name the tokenizer (`--served-tokenizer` on the command line): code of a repository that the server "
+                "names is not run."
+            )
         raise ValueError(
             f"`tokenizer` must be the tokenizer of the served model, its Hub name or a folder, but {found} "
             f"({type(error).__name__}: {error}). {advice}"

@@ -294,7 +294,7 @@ class Connection:
         if status != 200:
             said = without_key(key, content.decode("utf-8", "replace"))[:300]
             reason = f"status {status}, {said!r}"
-            if status == 404 and urlsplit(self.url).path:
+            if status == 404 and "/v1" in urlsplit(self.url).path:
                 reason += ". The URL must end before the path of a request"
             raise ServerError(f"the server at {self.url} refuses {path}: {reason}", status)
         self._last_answer = time.monotonic()

@@ -125,7 +125,7 @@ def test_what_is_said_and_written(again):
     *_, written, command = done.out.splitlines()
     assert written == "Written: adafuse.json. Ask as you asked here:"
     asks = ["hf-adafuse", "run", "QUESTIONS", "--output", "ANSWERS", "--adafuse", "adafuse.json"]
-    asks += ["--template", r"Question: {question}\nAnswer:", "--stop", r"\n", "--max-new-tokens", "8"]
+    asks += [r"--template=Question: {question}\nAnswer:", r"--stop=\n", "--max-new-tokens", "8"]
     assert shlex.split(command) == asks
     assert file["verdict"].startswith("Use ") and file["hf_adafuse"]
     assert "price: 8 questions x (2 members' answers, 1 fused by all, 2 drawn by the best) of at most 8" in done.err
@@ -383,7 +383,9 @@ def test_means_over_partitions_are_won_in_part():
     assert not {0.0, 1.0}.issuperset(judged.select)
     headroom = Headroom.of([["a", "b"]] * 40, [[-1.0, -2.0]] * 40, [same_by("contains")] * 40)
     figures = Figures(judged, headroom, [0.0] * 40, [0.0] * 40, failed=[], metrics="contains (30), last_number (10)")
-    args = {"data": "d.jsonl", "few_shot": "5", "chat": True, "stop": ["#\n"], "max_new_tokens": 9}
+    args = {"data": "d.jsonl", "few_shot": "5", "chat": True, "stop": ["-#\n"], "max_new_tokens": 9}
+    args |= {"dtype": "bfloat16", "device_map": None, "trust_remote_code": True, "allow_http": False}
+    args |= {"api_key_env": None, "served_tokenizer": "T", "served_option": [("deadline", 60)]}
     report = FitReport(figures, ["a", "b"], ["a", "b"], SimpleNamespace(**args, with_ratings=False), "{question}")
     lines = report.text().splitlines()
     assert lines[0].startswith("40 questions of d.jsonl, contains (30), last_number (10), in points")
@@ -392,7 +394,9 @@ def test_means_over_partitions_are_won_in_part():
     scores = report.to_dict()["evidence"]["scores"]
     assert "won" not in scores["select: the likeliest answer"] and scores["recommended fusion"]["won"] == 0
     command, examples = report.command(Path("out.json")).splitlines()
-    assert command.endswith(r"--template '{question}' --chat --stop '#\n' --max-new-tokens 9 --few-shot EXAMPLES")
+    flags = r"'--template={question}' --chat '--stop=-#\n' --max-new-tokens 9 --dtype bfloat16 --served-tokenizer T"
+    flags += " --trust-remote-code --served-option deadline=60 --few-shot EXAMPLES"
+    assert command.endswith(f"--adafuse out.json {flags}")
     assert examples == "EXAMPLES has the first 5 lines of d.jsonl."
 
 

@@ -184,6 +184,19 @@ def test_an_outlier_in_the_fit_leaves_the_feature_its_say(outlier):
     assert (chosen[0] == chosen[1]).mean() > 0.9
 
 
+@pytest.mark.parametrize("number", [1, 3, 4, 10])
+def test_a_feature_of_few_candidates_counts_in_any_unit(number):
+    rng = np.random.default_rng(13)
+    is_right = (rng.random((100, 2)) < 0.4).astype(float)
+    is_right[:number] = [1, 0]
+    features = np.zeros((100, 2, 1))
+    features[:number, 0] = 1.0
+    asked = np.array([[[1.0], [0.0]], [[0.0], [0.0]]])
+    found = [Calibration.fit(unit * features, is_right).probabilities(unit * asked) for unit in (0.01, 1.0, 100.0)]
+    assert np.allclose(found[0], found[1]) and np.allclose(found[2], found[1])
+    assert found[1][0, 0] > found[1][1, 0]
+
+
 def test_a_fit_of_few_right_or_wrong_answers_is_noted():
     features, is_right = questions(np.random.default_rng(12), 60)
     assert Calibration.fit(features, is_right).note is None

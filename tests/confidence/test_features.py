@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import replace
 from decimal import Decimal
 
@@ -166,6 +167,13 @@ def test_normalized_answers():
 def test_the_last_number_is_the_same_for_features_and_metrics(text, number):
     assert last_number_in(text) == number
     assert METRICS["last_number"](text, [str(number)]) == (number is not None)
+
+
+@pytest.mark.parametrize("text", ["12," * 20000, "1" + ".123" * 20000 + "4", "1" * 20000, "1." * 20000, "-" * 20000])
+def test_long_texts_of_digits_are_read_at_once(text):
+    start = time.process_time()
+    last_number_in(text)
+    assert time.process_time() - start < 20  # a search that tries all ends takes minutes
 
 
 def test_answers_with_equal_numbers_agree_however_these_are_written():

@@ -16,6 +16,7 @@ from ... import __version__
 from ...call.arguments import distinct_names
 from ...cli.flag_types import escaped
 from ...cli.job_settings import write_whole
+from ...cli.member_flags import loading_flags
 from ...confidence.calibration import FEW_QUESTIONS
 from ...confidence.features import feature_names
 from ...config import AdaFuseConfig
@@ -206,10 +207,9 @@ class FitReport:
         args = self._args
         template = self._template.replace("\n", "\\n").replace("\t", "\\t")
         words = ["hf-adafuse", "run", "QUESTIONS", "--output", "ANSWERS", "--adafuse", str(path)]
-        words += ["--template", template, *(["--chat"] if args.chat else [])]
-        for stop in args.stop or []:
-            words += ["--stop", escaped(stop)]
-        words += ["--max-new-tokens", str(args.max_new_tokens)]
+        words += [f"--template={template}", *(["--chat"] if args.chat else [])]
+        words += [f"--stop={escaped(stop)}" for stop in args.stop or []]  # "=": a value may begin with a hyphen
+        words += ["--max-new-tokens", str(args.max_new_tokens), *loading_flags(args)]
         if args.few_shot is None:
             return shlex.join(words)
         if not args.few_shot.isdecimal():
