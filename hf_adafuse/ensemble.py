@@ -397,7 +397,7 @@ def _after(finish: Callable[[int, Any], None], on_answer: Callable[[int, Any], A
 
 def _check_encoded(inputs: Mapping[Any, Any], kwargs: Mapping[str, Any]) -> None:
     """Raises `ValueError` where encoded prompts are none."""
-    if not {"input_ids", "inputs_embeds"}.intersection([*inputs, *kwargs]):
+    if not {"inputs", "input_ids", "inputs_embeds"}.intersection([*inputs, *kwargs]):
         raise ValueError(
             f"`inputs` must be prompts, or have their `input_ids`, but has {list(inputs)}. Pass texts, or what "
             "`encode()` returns."

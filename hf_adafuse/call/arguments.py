@@ -5,7 +5,6 @@ checked. `generation.py` calls this before anything is run.
 from __future__ import annotations
 
 import math
-import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -361,7 +360,10 @@ def check_callback(name: str, given: Any) -> Any:
 
 def check_time(max_time: Any) -> Any:
     """What is given. Raises `ValueError` where it is neither a number of seconds nor `None`."""
-    is_number = not isinstance(max_time, bool) and isinstance(max_time, numbers.Real) and not math.isnan(max_time)
+    try:
+        is_number = not isinstance(max_time, (bool, str, bytes)) and not math.isnan(float(max_time))
+    except (TypeError, ValueError):
+        is_number = False
     if max_time is not None and not is_number:
         raise ValueError(f"`max_time` must be a number of seconds, but is {max_time!r}. Leave it out for no limit.")
     return max_time

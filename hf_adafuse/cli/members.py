@@ -25,6 +25,10 @@ ModelPair = tuple[Any, Any]  # a model and its tokenizer
 _TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "*.model", "*.spm", "*.bpe", "tekken*")
 
 
+# The flags that give options of servers. Of the first one `serve` has a longer name with this end.
+_FLAGS = {"api_key_env": "api-key-env", "tokenizer": "--served-tokenizer", "allow_http": "--allow-http"}
+
+
 def load_members(
     model: str | None,
     assistants: Sequence[str] = (),
@@ -60,8 +64,9 @@ def load_members(
     names = [model, *assistants]
     check_served_options(served or {})
     if given and not any(map(is_served_name, names)):
+        flag = _FLAGS.get(given[0], f"--served-option {given[0]}")
         raise ValueError(
-            f"`{given[0]}` must be left out where no member is behind a server, but is given. Name one like "
+            f"`{flag}` must be left out where no member is behind a server, but is given. Name one like "
             "vllm:http://localhost:8000, or drop it."
         )
     of_servers = {"trust_remote_code": trust_remote_code, **(served or {})}

@@ -174,9 +174,10 @@ def _check_address(host: str, port: int) -> None:
         ValueError: this process cannot listen there.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((host, port), family=family):
-            pass
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, *_, address in found:
+            with socket.create_server(address[:2], family=family):
+                pass
     except (OSError, UnicodeError) as error:  # the latter by names that are no host's
         reason = getattr(error, "strerror", None) or error
         raise ValueError(

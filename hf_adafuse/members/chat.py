@@ -325,7 +325,8 @@ def _is_rendered(tokenizer: Any, prompt: Sequence[int]) -> bool:
 
 def _listed(name: str, given: Any) -> list[Any] | None:
     """Tools or documents as a list. Raises `ValueError` where they are none."""
-    if given is not None and (isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Sequence)):
+    is_array = hasattr(given, "dtype")
+    if given is not None and (isinstance(given, (str, bytes, Mapping)) or is_array or not hasattr(given, "__iter__")):
         raise ValueError(f"`{name}` must be a list, but is {given!r}. Put them in a list, or leave it out.")
     return None if given is None else list(given)
 

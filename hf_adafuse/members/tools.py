@@ -265,21 +265,24 @@ def _in_order_of_calls(
     results: Sequence[Mapping[str, Any]], calls: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
     """
-    The results of calls in the order of the calls: tools that run side by side end in any order. Results without ids
-    stand in that order already.
+    The results of calls in the order of the calls: tools that run side by side end in any order. Results without ids,
+    and those of calls without ids, stand in that order already.
 
     Raises:
         ValueError: an id that is that of no call, or no id beside results that have one.
     """
     given = [one.get("tool_call_id") for one in results]
-    if not any(given):
-        return results
     ids = [call.get("id") for call in calls]
+    if not any(given) or (ids and not any(ids)):
+        return results
     for one in given:
         if one is None or one not in ids:
+            known = (
+                f"one of {ids}, the ids of the calls in the message before" if ids else "behind a message with calls"
+            )
             raise ValueError(
-                f"`tool_call_id` must be one of {ids}, the ids of the calls in the message before the results, but is "
-                f"{one!r}. Give the id of the call that the result is of."
+                f"`tool_call_id` of a result must be {known}, but is {one!r}. Put the result behind its call, and give "
+                "its id."
             )
     return sorted(results, key=lambda one: ids.index(one["tool_call_id"]))
 
@@ -309,13 +312,13 @@ def _name_of(tool: Any) -> str:
             '`tools` must be functions or like {"type": "function", "function": {"name": ..., "parameters": ...}}, but '
             f"hold {tool!r}. Put the description of the function under that name."
         )
-    if not isinstance(tool["function"].get("parameters"), (dict, type(None))):
+    if not isinstance(tool["function"].get("parameters") or {}, dict):
         raise ValueError(
             f"`parameters` of a tool must be a dict with a JSON schema, but is {tool['function']['parameters']!r}. "
             "Leave it out where the function has no arguments."
         )
     try:
-        json.dumps(tool)
+        json.dumps({**tool})
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"`tools` must be what JSON can hold, but hold {tool!r}: {error}. Mend that part.") from None
     return name

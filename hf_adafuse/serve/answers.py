@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -232,6 +233,9 @@ def text_log_probs(tokens: Sequence[tuple[TokenLogProb, int]]) -> dict[str, Any]
 def tokens_within(tokens: Sequence[TokenLogProb], content: str) -> list[tuple[TokenLogProb, int]]:
     """The tokens of the main model that begin within the content, each with the number of the character in which it
     begins: that of its first byte. Bytes that are no UTF-8 are read as U+FFFD."""
+    if len(content) == len(content.encode("utf-8", "replace")):  # a character is a byte, which saves time
+        starts = itertools.accumulate((len(one.data) for one in tokens), initial=0)
+        return [pair for pair in zip(tokens, starts, strict=False) if pair[1] < len(content)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     kept = []
     number = 0  # of characters that are whole before the token

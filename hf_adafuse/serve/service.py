@@ -214,7 +214,11 @@ class Service:
         most = self.engine.max_batch_size + self.engine.max_waiting
         engines = Counter(self.engine.of(served.servers) for served, *_ in targets)
         if (number := max(engines.values())) > most:
-            raise ApiError(400, f"A request must be of at most {most} texts here, but is of {number}. Ask for less.")
+            raise ApiError(
+                400,
+                f"A request must be of at most {most} texts here, those of `alone` included, but is of {number}. Ask "
+                "for less.",
+            )
         _reserve(engines, client)
         choices: list[ReplyChoice] = []
         turns = None

@@ -540,7 +540,7 @@ def test_how_members_are_loaded_is_a_setting(flag, value, make, tiny):
     assert code == 2 and f"`{flag}` must be left out, as in the earlier run" in err
     # How long is waited changes no answer: the settings are the same, and only a server takes it.
     code, _, err = make("fig3", *tiny, "--limit", "1", "--served-option", "deadline=9")
-    assert code == 2 and "`deadline` must be left out where no member is behind a server" in err
+    assert code == 2 and "`--served-option deadline` must be left out where no member is behind a server" in err
 
 
 def test_an_output_that_is_a_file(make):

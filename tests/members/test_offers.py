@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
+import types
 
 import numpy
 import pytest
@@ -12,7 +14,7 @@ from support.chats import CLOCK, LIMA, NOW, QUESTION, WEATHER, members
 
 from hf_adafuse import AdaFuseEnsemble
 from hf_adafuse.members.structured import parse_grammar, read_structured
-from hf_adafuse.members.tools import Offer
+from hf_adafuse.members.tools import Offer, with_tools
 
 
 def shared_definitions(name: str) -> dict:
@@ -225,3 +227,21 @@ def test_tools_are_for_chats_and_alone():
 def test_without_tools_a_choice_of_none_of_them_says_nothing(choice):
     plain = ENSEMBLE.texts([QUESTION], chat=True, max_new_tokens=4)
     assert ENSEMBLE.texts([QUESTION], chat=True, tool_choice=choice, max_new_tokens=4) == plain
+
+
+@pytest.mark.parametrize("ids", [(None, None), ("a", "b")])
+def test_results_of_calls_without_ids_stand_in_their_order(ids):
+    """Histories of transformers give calls no ids."""
+    function = {"name": "weather", "arguments": {}}
+    calls = [{"type": "function", "function": function, **({} if one is None else {"id": one})} for one in ids]
+    results = [{"role": "tool", "content": text, "tool_call_id": one} for one, text in (("b", "2"), ("a", "1"))]
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    said = with_tools(chat, None)[-1]["content"]
+    assert (said.index("1") < said.index("2")) == (ids == ("a", "b"))
+    with pytest.raises(ValueError, match="`tool_call_id` of a result must be behind a message with calls, but is 'b'"):
+        with_tools([chat[0], *results], None)
+
+
+@pytest.mark.parametrize("kind", [dict, types.MappingProxyType, collections.UserDict])
+def test_tools_may_be_mappings_of_any_kind(kind):
+    assert Offer.of([kind(WEATHER)]).prompt == Offer.of([WEATHER]).prompt

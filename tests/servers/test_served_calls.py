@@ -374,8 +374,8 @@ def test_an_end_that_the_tokenizer_does_not_have(pair, wrong):
 
 @pytest.mark.parametrize(
     ("flags", "name"),
-    [(["--served-option", "retries=0"], "retries"), (["--served-tokenizer", "/nope"], "tokenizer"),
-     (["--api-key-env", "KEY"], "api_key_env"), (["--allow-http"], "allow_http")],
+    [(["--served-option", "retries=0"], "--served-option retries"), (["--served-tokenizer", "/"], "--served-tokenizer"),
+     (["--api-key-env", "KEY"], "api-key-env"), (["--allow-http"], "--allow-http")],
 )  # fmt: skip
 def test_flags_for_servers_without_one_are_refused(flags, name, capsys):
     assert command(["generate", "a", "--model", "org/a", "--assistant", "org/b", *flags]) == 2

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ...confidence.features import PromptFacts
@@ -302,7 +303,7 @@ def check_switch(name: str, value: Any) -> None:
     Raises:
         ValueError: an option is not true or false.
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"`{name}` must be True or False, but is {value!r}. Leave it out for the default.")
 
 
