@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import subprocess
 import sys
-import signal
 import threading
 import time
 
