@@ -338,6 +338,19 @@ def test_where_all_fail_that_is_an_error_and_they_are_asked_again(fit, monkeypat
     assert "The members must answer some of the questions, but all 8 failed; the first, line 1: too long" in done.err
 
 
+@pytest.mark.parametrize("command", ["fit", "headroom", "confidence"])
+def test_answers_with_the_features_of_another_version_are_refused(command, again):
+    path = again.folder / "adafuse.json.answers/members.jsonl"
+    records = lines_of(path)
+    for answer in records[2]["answers"]:
+        answer["features"].pop()
+    write_lines(path, records)
+    done = again(command=command)
+    width = len(feature_names(2))
+    assert done.code == 2 and not again.file.exists()
+    assert f"must have the {width} features of this version of hf_adafuse, but have {width - 1}. Use" in done.err
+
+
 @pytest.mark.parametrize(("right", "said"), [(True, "all candidates of the 3 questions were right"), (False, "wrong")])
 def test_three_questions_all_right_or_all_wrong(right, said, again):
     known = {}

@@ -81,8 +81,6 @@ class MemberJobs:
         names = ("chat", "stop", "max_new_tokens", "few_shot", "with_ratings")
         self._settings = member_settings(args) | {name: getattr(args, name) for name in names}
         self._settings["template"] = template.text
-        # Answers of a version with other features cannot be set beside new ones.
-        self._settings["num_features"] = len(feature_names(num_members_of(args), args.with_ratings))
         self._loaded: list[Any] | None = None
         self._begun: set[str] = set()
         self.seconds_a_question: dict[str, float] = {}
@@ -114,8 +112,10 @@ class MemberJobs:
             number (`int`, *optional*): how many of the questions are asked, from the first. By default all.
 
         Raises:
-            ValueError: the members have failed on all questions.
+            ValueError: the members have failed on all questions, or the file is of a version with other features.
         """
+        if "members" not in self._begun and not self._args.overwrite:
+            self._check_features()
         config = {"method": "select", "with_features": True, "with_ratings": self._args.with_ratings}
         records = self._run("members", "members' answers", self.loaded, config, {}, _candidates, number)
         if number is None and all("error" in record for record in records):
@@ -125,6 +125,17 @@ class MemberJobs:
                 f"{records[0]['line']}: {records[0]['error'].removesuffix('.')}. Mend that, and start again."
             )
         return records
+
+    def _check_features(self) -> None:
+        path = self._folder / "members.jsonl"
+        # That `--with-ratings` differs is told with the other settings.
+        own, rated = (len(feature_names(num_members_of(self._args), with_ratings)) for with_ratings in (False, True))
+        kept = (answer["features"] for record in read_records(path, 0)[0] for answer in record.get("answers", []))
+        if others := {len(features) for features in kept if features} - {own, rated}:
+            raise ValueError(
+                f"The answers in {str(path)!r} must have the {own} features of this version of hf_adafuse, but have "
+                f"{max(others)}. Use another --output, or start over with --overwrite."
+            )
 
     def fusion(self, number: int | None = None) -> list[Record]:
         """The records of the recommended fusion's answers to the first `number` questions, by default to all."""
