@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from hf_adafuse import AdaFuseConfig, AdaFuseEnsemble, ServedModel, enable_adafuse, export_adafuse
 from hf_adafuse.confidence import Calibration
 from hf_adafuse.confidence.features import feature_names, filled
+from hf_adafuse.decoding.scored_spans import END, ScoredSpan
 from hf_adafuse.decoding.strategies.registry import make_strategy
 from hf_adafuse.decoding.word_splitter import split_words
 
@@ -59,11 +60,25 @@ def test_without_a_calibration_the_confidence_is_a_score_and_the_highest_one_win
         for rounds in output.rounds:
             assert not rounds.is_calibrated
             assert all(one.features == [] for one in rounds[0].candidates)
-            shown = [one.decided_by[0] for one in rounds[0].candidates if one.dropped is None]
+            found = [one for one in rounds[0].candidates if one.dropped is None]
+            found = [one for one in found if one.ends] or found
+            shown = [one.decided_by[0] for one in found]
             assert rounds[0].candidates[rounds[0].winner].decided_by[0] == pytest.approx(max(shown))
             if len(rounds) == 1 and rounds[0].is_whole and rounds[0].words == split_words(rounds.text):
                 num_words = sum(one is not None for one in rounds[0].confidences)
                 assert rounds.confidence == pytest.approx(max(shown) ** num_words**0.5, rel=1e-4)
+
+
+def test_an_answer_that_came_to_no_end_is_taken_where_no_other_did():
+    strategy = make_strategy(AdaFuseConfig(method="select"))
+    sure, unsure = [[[-0.1], [-0.1]]], [[[-2.0], [-2.0]]]
+    loop, other = (ScoredSpan((" a", " a"), sure, [2, 2], (0,)), ScoredSpan((" b", " c"), sure, [2, 2], (1,)))
+    whole = ScoredSpan((" d", END), unsure, [2, 1], (1,))
+    choice = strategy.choose([loop, whole], [1.0], None)
+    assert choice.winner == 1 and choice.scores[0] < choice.scores[1] and choice.notes == {0: "came to no end"}
+    assert strategy.choose([loop, other], [1.0], None).winner == 0  # no answer is whole
+    strategy.stop_texts = [" c"]
+    assert strategy.choose([loop, other], [1.0], None).winner == 1
 
 
 @pytest.mark.slow

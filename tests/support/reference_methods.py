@@ -432,7 +432,8 @@ class Select(Rerank):
             levels = range(len(self.words(entry["text"])) or 1)
             logs = self.confidence([self.by_word(entry, k) for k in range(len(weights))], weights, levels)
             found.append(-sum(logs) / len(logs))
-        return found
+        has_whole = any(entry["ends"] for entry in entries)
+        return [math.inf if has_whole and not e["ends"] else score for e, score in zip(entries, found)]
 
     def features(self, entry, texts, weights, has_whole):
         members = range(len(weights))

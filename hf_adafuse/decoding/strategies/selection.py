@@ -36,7 +36,8 @@ class Select(WholeAnswers):
     Every member answers alone, greedily or sampled, and every member scores every answer. With a calibration the answer
     that is most likely right is taken, and `confidence` is that probability. Without one, the answer of the highest
     geometric mean over its words of the members' mean probability is taken: `confidence`, which falls with the number
-    of words, would prefer short answers.
+    of words, would prefer short answers. An answer that came neither to its end nor to a text to stop at is taken only
+    where no other did: members are sure of one that repeats itself.
 
     Args:
         calibration (`dict` or `str`, *optional*): the values of `Calibration.to_dict()`, or the name of an
@@ -117,9 +118,11 @@ class Select(WholeAnswers):
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         features = self._features(candidates, weights) if self.needs_prompt_facts else {}
+        compared = list(range(len(candidates)))
         if self._calibration is None:
             scores = [_score(candidate, weights) for candidate in candidates]
             confidences: dict[int, float] = {}
+            compared = [k for k in compared if candidates[k].is_possible and self._is_whole(candidates[k])] or compared
         else:
             confidences = self._probabilities(self._calibration, candidates, features, len(weights))
             scores = [
@@ -128,7 +131,13 @@ class Select(WholeAnswers):
             ]
         choice = lowest(candidates, nlls, scores)
         shown = [[math.exp(-score)] for score in choice.scores]
-        return Choice(choice.winner, nlls, choice.scores, shown, features=features, confidences=confidences)
+        notes = {k: "came to no end" for k in range(len(candidates)) if k not in compared}
+        winner = lowest(candidates, nlls, [math.inf if k in notes else score for k, score in enumerate(scores)]).winner
+        return Choice(winner, nlls, choice.scores, shown, notes, features=features, confidences=confidences)
+
+    def _is_whole(self, candidate: ScoredSpan) -> bool:
+        """Whether an answer came to its end, or to a text to stop at."""
+        return candidate.words[-1:] == (END,) or cut_at(candidate.text, self.stop_texts) != candidate.text
 
     def _features(self, candidates: Sequence[ScoredSpan], weights: Sequence[float]) -> dict[int, Row]:
         """Per candidate that is possible, by its index."""
@@ -144,7 +153,7 @@ class Select(WholeAnswers):
                 sum(one.num_bytes),
                 tuple(sorted(set(one.proposers))),
                 one.ratings,
-                is_whole=one.words[-1:] == (END,) or cut_at(one.text, self.stop_texts) != one.text,
+                is_whole=self._is_whole(one),
             )
             for one in (candidates[index] for index in possible)
         ]
