@@ -217,7 +217,9 @@ class AdaFuseEnsemble:
             [`AdaFuseRoundsBatch`]: one [`AdaFuseRounds`] per prompt. Each has a `text` and a `finish_reason`, prints as
             a trace, and makes a page by `to_html()`.
         """
-        inputs = prompts if kwargs.get("chat") is True else _as_texts(prompts)
+        chat = kwargs.get("chat", False)
+        check_switch("chat", chat)
+        inputs = prompts if chat else _as_texts(prompts)
         rounds: AdaFuseRoundsBatch = self.output(inputs, **kwargs).rounds
         return rounds
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 import pydoc
+from decimal import Decimal
 
 import numpy
 import pandas
@@ -205,3 +206,10 @@ def test_columns_are_sequences_of_texts(ensemble):
     for wrong in (numpy.array([1, 2]), b"ab", {"a": "b"}, pandas.Series([], dtype=str), pandas.DataFrame({"a": ["b"]})):
         with pytest.raises(ValueError, match="`prompts` must be"):
             ensemble.texts(wrong)
+
+
+def test_switches_and_seconds_may_be_of_other_libraries():
+    ensemble = AdaFuseEnsemble(members())
+    expected = ensemble.texts([QUESTION], chat=True, max_new_tokens=3)
+    assert ensemble.texts([QUESTION], chat=numpy.True_, max_new_tokens=3) == expected
+    assert ensemble.texts([QUESTION], chat=True, max_new_tokens=3, max_time=Decimal(60)) == expected

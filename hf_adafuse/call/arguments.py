@@ -358,15 +358,17 @@ def check_callback(name: str, given: Any) -> Any:
     return given
 
 
-def check_time(max_time: Any) -> Any:
-    """What is given. Raises `ValueError` where it is neither a number of seconds nor `None`."""
+def check_time(max_time: Any) -> float | None:
+    """The seconds that are given. Raises `ValueError` where it is neither a number of them nor `None`."""
+    if max_time is None:
+        return None
     try:
-        is_number = not isinstance(max_time, (bool, str, bytes)) and not math.isnan(float(max_time))
+        seconds = math.nan if isinstance(max_time, (bool, str, bytes)) else float(max_time)
     except (TypeError, ValueError):
-        is_number = False
-    if max_time is not None and not is_number:
+        seconds = math.nan
+    if math.isnan(seconds):
         raise ValueError(f"`max_time` must be a number of seconds, but is {max_time!r}. Leave it out for no limit.")
-    return max_time
+    return seconds
 
 
 def _as_list(given: Any, argument: str) -> list[Any]:

@@ -24,7 +24,6 @@ ModelPair = tuple[Any, Any]  # a model and its tokenizer
 # How the files of most tokenizers are named.
 _TOKENIZER_FILES = ("*token*", "*vocab*", "*merges*", "*.model", "*.spm", "*.bpe", "tekken*")
 
-
 # The flags that give options of servers. Of the first one `serve` has a longer name with this end.
 _FLAGS = {"api_key_env": "api-key-env", "tokenizer": "--served-tokenizer", "allow_http": "--allow-http"}
 

@@ -32,8 +32,8 @@ from .ridge import fit_ridge_logistic, sigmoid
 FEATURE_PENALTY, PLACE_PENALTY, PRODUCT_PENALTY, _INTERCEPT_PENALTY = 10.0, 3.0, 30.0, 1e-6
 # Standard deviations beyond which a feature counts no further: one outlier must not decide.
 _MOST_DEVIATIONS = 5.0
-# Clipping makes the deviation smaller, by which the next clipping is done, until it stays: or it vanishes, where all
-# values but a few are alike.
+# Values are clipped again and again, each time by the deviation that the last clipping has left. It ends where that
+# deviation is steady, or where it vanishes: then all values but a few are alike.
 _MOST_CLIPPINGS = 1000
 _STEADY = 1 - 1e-6
 _ALIKE = 1e-12
@@ -325,9 +325,9 @@ def _centre_and_spread(values: Any, sizes: Any) -> tuple[Any, Any]:
     for _ in range(_MOST_CLIPPINGS):
         values = centre + np.clip(values - centre, -_MOST_DEVIATIONS * spread, _MOST_DEVIATIONS * spread)
         centre, wider, spread = values.mean(0), spread, values.std(0)
-        if (spread >= _STEADY * wider).all():
+        are_alike = spread <= _ALIKE * of_all[1]
+        if ((spread >= _STEADY * wider) | are_alike).all():
             break
-    are_alike = spread <= _ALIKE * of_all[1]
     centre, spread = np.where(are_alike, of_all[0], centre), np.where(are_alike, of_all[1], spread)
     return centre, np.where(spread > 1e-9 * sizes, spread, 1.0)
 

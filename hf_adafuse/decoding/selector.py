@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ..confidence.answer_text import cut_at
 from ..confidence.word_confidence import word_confidences
 from ..members.vocabulary import Vocabulary
 from .member_weights import PromptWeights, shares
@@ -97,7 +96,7 @@ class Selector:
         possible = [one for one in pool.ranked() if one.dropped is None and one.score < math.inf]
         possible.sort(key=lambda one: (one is not winner, one.score))  # near ties are the winner's
         strategy = self._strategies[prompt.index]
-        return strategy.fuse([cut_at(one.text, strategy.stop_texts) for one in possible])
+        return strategy.fuse([strategy.answer_in(one.text) for one in possible])
 
     def words(self, text: str) -> tuple[str, ...]:
         """The words of a text."""

@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import codecs
-import itertools
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from ..confidence.answer_text import cut_at
@@ -161,7 +160,7 @@ def adafuse_field(
     words = text.words()
     all_words = text.words(text.whole) if text.calls else words
     counts = Counter(name for word in all_words for name in word["proposers"])
-    # Of a text before a stop text it is the score of what is left, but a probability is that of the whole answer.
+    # A score is that of the text without the stop text. A probability is that of the whole answer.
     is_of_call = rounds is not None and (rounds.is_calibrated or text.whole == rounds.text)
     found: dict[str, Any] = {
         "confidence": rounds.confidence if is_of_call else text_confidence([word["confidence"] for word in all_words]),
@@ -233,8 +232,8 @@ def text_log_probs(tokens: Sequence[tuple[TokenLogProb, int]]) -> dict[str, Any]
 def tokens_within(tokens: Sequence[TokenLogProb], content: str) -> list[tuple[TokenLogProb, int]]:
     """The tokens of the main model that begin within the content, each with the number of the character in which it
     begins: that of its first byte. Bytes that are no UTF-8 are read as U+FFFD."""
-    if len(content) == len(content.encode("utf-8", "replace")):  # a character is a byte, which saves time
-        starts = itertools.accumulate((len(one.data) for one in tokens), initial=0)
+    if content.isascii():  # a character is a byte, which saves time
+        starts = accumulate((len(one.data) for one in tokens), initial=0)
         return [pair for pair in zip(tokens, starts, strict=False) if pair[1] < len(content)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     kept = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ def head(answer: Reply, suffix: str) -> dict[str, Any]:
 def whole_choices(answer: Reply, choice: ReplyChoice) -> list[dict[str, Any]]:
     """The choices of a whole reply with one text."""
     content = choice.text.content
-    log_probs = _log_probs(answer, tokens_within(choice.call.log_probs, content))
+    log_probs = _log_probs(answer, lambda: tokens_within(choice.call.log_probs, content))
     found: dict[str, Any] = {"finish_reason": _reason(choice), "logprobs": log_probs}
     if isinstance(answer.request, ChatRequest):
         message = {"role": "assistant", "content": content, "refusal": None, "adafuse": _adafuse(answer, choice)}
@@ -117,7 +118,7 @@ def text_chunks(answer: Reply, choice: ReplyChoice, text: str) -> list[dict[str,
     if not text and not words:
         return []
     more = {"adafuse": {"words": words}} if has_words else {}
-    found: dict[str, Any] = {"finish_reason": None, "logprobs": _log_probs(answer, choice.new_log_probs())}
+    found: dict[str, Any] = {"finish_reason": None, "logprobs": _log_probs(answer, choice.new_log_probs)}
     if isinstance(answer.request, ChatRequest):
         # The words are beside the delta: clients that add up deltas cannot add up lists without an index.
         return _chunks(answer, choice, {**found, "delta": {"content": text}, **more})
@@ -168,10 +169,12 @@ def _adafuse(answer: Reply, choice: ReplyChoice) -> Any:
     return with_nulls(adafuse_field(choice.text, answer.served.members, choice.call.rounds, options.rounds, alone))
 
 
-def _log_probs(answer: Reply, tokens: list[tuple[TokenLogProb, int]]) -> Any:
+def _log_probs(answer: Reply, tokens: Callable[[], list[tuple[TokenLogProb, int]]]) -> Any:
+    """The field `logprobs`; `None`, and nothing is computed, where the request does not ask for it."""
     if answer.request.num_top is None:
         return None
-    return with_nulls(chat_log_probs(tokens) if isinstance(answer.request, ChatRequest) else text_log_probs(tokens))
+    form = chat_log_probs if isinstance(answer.request, ChatRequest) else text_log_probs
+    return with_nulls(form(tokens()))
 
 
 def _reason(choice: ReplyChoice) -> str:

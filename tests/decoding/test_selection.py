@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import random
 from contextlib import ExitStack
 
@@ -77,6 +78,9 @@ def test_an_answer_that_came_to_no_end_is_taken_where_no_other_did():
     choice = strategy.choose([loop, whole], [1.0], None)
     assert choice.winner == 1 and choice.scores[0] < choice.scores[1] and choice.notes == {0: "came to no end"}
     assert strategy.choose([loop, other], [1.0], None).winner == 0  # no answer is whole
+    forbidden = ScoredSpan((" e", END), [[[-math.inf], [-0.1]]], [2, 1], (1,))
+    assert strategy.choose([loop, whole, forbidden], [1.0], None).notes == {0: "came to no end"}
+    assert strategy.choose([loop, forbidden], [1.0], None).winner == 0
     strategy.stop_texts = [" c"]
     assert strategy.choose([loop, other], [1.0], None).winner == 1
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ...confidence.answer_text import cut_at
 from ...members.answer_fuser import load_answer_fuser
 from ..scored_spans import Choice, ScoredSpan
 from .majority import WholeAnswers
@@ -69,7 +68,7 @@ class Blender(WholeAnswers):
         if self.ranker == NLL:
             return super().choose(candidates, weights, main_index)
         possible = [index for index, candidate in enumerate(candidates) if candidate.is_possible]
-        texts = [cut_at(candidates[index].text, self.stop_texts).strip() for index in possible]
+        texts = [self.answer_in(candidates[index].text).strip() for index in possible]
         table = self._compare(self.prompt_text, texts)
         counts = [len(candidates[index].proposers) for index in possible]
         scores = [math.inf] * len(candidates)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...confidence.answer_text import cut_at, normalized_answer
+from ...confidence.answer_text import normalized_answer
 from ...members.member import Member
 from ..proposer import Proposer
 from ..scored_spans import Choice, ScoredSpan
@@ -66,7 +66,7 @@ class Majority(WholeAnswers):
 
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
-        said = [self._says(cut_at(candidate.text, self.stop_texts)) for candidate in candidates]
+        said = [self._says(self.answer_in(candidate.text)) for candidate in candidates]
         votes = dict.fromkeys(said, 0.0)
         for candidate, answer in zip(candidates, said, strict=True):
             if candidate.is_possible:

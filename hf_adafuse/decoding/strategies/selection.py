@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ...confidence.answer_text import cut_at
 from ...confidence.calibration import Calibration
 from ...confidence.features import (
     AnswerFacts,
@@ -118,11 +117,13 @@ class Select(WholeAnswers):
     def choose(self, candidates: Sequence[ScoredSpan], weights: Sequence[float], main_index: int | None) -> Choice:
         nlls = self.nlls(candidates, len(weights))
         features = self._features(candidates, weights) if self.needs_prompt_facts else {}
-        compared = list(range(len(candidates)))
+        notes: dict[int, str] = {}
         if self._calibration is None:
             scores = [_score(candidate, weights) for candidate in candidates]
             confidences: dict[int, float] = {}
-            compared = [k for k in compared if candidates[k].is_possible and self._is_whole(candidates[k])] or compared
+            are_whole = [self._is_whole(candidate) for candidate in candidates]
+            if any(one.is_possible and is_whole for one, is_whole in zip(candidates, are_whole, strict=True)):
+                notes = {index: "came to no end" for index, is_whole in enumerate(are_whole) if not is_whole}
         else:
             confidences = self._probabilities(self._calibration, candidates, features, len(weights))
             scores = [
@@ -131,13 +132,13 @@ class Select(WholeAnswers):
             ]
         choice = lowest(candidates, nlls, scores)
         shown = [[math.exp(-score)] for score in choice.scores]
-        notes = {k: "came to no end" for k in range(len(candidates)) if k not in compared}
-        winner = lowest(candidates, nlls, [math.inf if k in notes else score for k, score in enumerate(scores)]).winner
+        compared = [math.inf if index in notes else score for index, score in enumerate(scores)]
+        winner = lowest(candidates, nlls, compared).winner
         return Choice(winner, nlls, choice.scores, shown, notes, features=features, confidences=confidences)
 
     def _is_whole(self, candidate: ScoredSpan) -> bool:
         """Whether an answer came to its end, or to a text to stop at."""
-        return candidate.words[-1:] == (END,) or cut_at(candidate.text, self.stop_texts) != candidate.text
+        return candidate.words[-1:] == (END,) or self.answer_in(candidate.text) != candidate.text
 
     def _features(self, candidates: Sequence[ScoredSpan], weights: Sequence[float]) -> dict[int, Row]:
         """Per candidate that is possible, by its index."""
@@ -145,10 +146,10 @@ class Select(WholeAnswers):
         texts: list[str | None] = [None] * len(weights)
         for index in possible:
             for k in candidates[index].proposers:
-                texts[k] = cut_at(candidates[index].text, self.stop_texts)
+                texts[k] = self.answer_in(candidates[index].text)
         facts = [
             AnswerFacts(
-                cut_at(one.text, self.stop_texts),
+                self.answer_in(one.text),
                 one.log_probs,
                 sum(one.num_bytes),
                 tuple(sorted(set(one.proposers))),

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ...confidence.answer_text import cut_at
 from ...confidence.features import PromptFacts
 from ...config import AdaFuseConfig
 from ...members.member import Member
@@ -182,6 +183,10 @@ class SpanStrategy(Strategy):
             [`Proposer`] or a subclass of it.
         """
         return Proposer(member_index, members[member_index], self.greedy_settings(self.num_words), splitter)
+
+    def answer_in(self, text: str) -> str:
+        """A whole answer without the text at which it has stopped, as it is compared and shown."""
+        return cut_at(text, self.stop_texts)
 
     def asked_members(self, weights: Sequence[float]) -> list[int]:
         """

@@ -205,7 +205,7 @@ class FitReport:
     def command(self, path: Path) -> str:
         """The command that asks questions as those of the fit were asked: a calibration is of such answers."""
         args = self._args
-        template = self._template.replace("\n", "\\n").replace("\t", "\\t")
+        template = self._template.replace("\n", "\\n").replace("\t", "\\t")  # a backslash stays as it was typed
         words = ["hf-adafuse", "run", "QUESTIONS", "--output", "ANSWERS", "--adafuse", str(path)]
         words += [f"--template={template}", *(["--chat"] if args.chat else [])]
         words += [f"--stop={escaped(stop)}" for stop in args.stop or []]  # "=": a value may begin with a hyphen
